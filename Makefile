@@ -1,0 +1,57 @@
+# The one entry for people and CI. Each target works from a fresh clone: it makes its own environment in .venv.
+MAKEFLAGS += --no-print-directory
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: help env demo test quick check format docs servers bench prove lock build clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env:
+	@tools/env
+
+demo: env ## see it work on SQLite, with nothing else installed
+	@.venv/bin/pillarbox demo
+
+test: env servers ## the whole suite against real servers, which it brings itself
+	@$(PYTEST) -n 2 --dist loadfile
+
+quick: env ## what runs in under a minute without servers
+	@$(PYTEST) -n 2 tests/unit tests/docs
+
+check: env ## format, lint, types, import layers, docs
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+	@$(PY) -m sphinx --quiet --fail-on-warning --keep-going --nitpicky docs build/docs
+
+format: env ## format and mend what the linter can
+	@.venv/bin/ruff check --fix --quiet .
+	@.venv/bin/ruff format .
+
+docs: env ## build the documentation into build/docs
+	@$(PY) -m sphinx --fail-on-warning docs build/docs
+
+servers: env ## fetch every server that the tests use
+	@$(PY) -m tests.servers fetch
+
+bench: env servers ## floor, ours and ratio, into build/bench.json
+	@$(PY) -m benchmarks $(ARGS)
+
+prove: env servers ## faults against a checked history (arguments: ARGS="--help")
+	@$(PY) -m tests.faults $(ARGS)
+
+lock: env ## resolve the locked versions anew (ARGS=--upgrade)
+	@tools/lock $(ARGS)
+
+build: env ## wheel and sdist into dist/
+	@$(PY) -m build --no-isolation --outdir dist
+
+clean: ## remove the environment and all that was built; the download cache stays
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+.DEFAULT:
+	@echo "pillarbox: there is no target '$@'; these are:" >&2; $(MAKE) help >&2; exit 2

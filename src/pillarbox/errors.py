@@ -1,0 +1,48 @@
+"""One tree of errors. A message says what happened and what to do; it never contains a payload or a secret."""
+
+
+class PillarboxError(Exception):
+    """The root: catch it to catch everything that Pillarbox raises."""
+
+
+class InvalidEvent(PillarboxError, ValueError):
+    """An event that could not be delivered, refused where it was written."""
+
+
+class DuplicateEvent(PillarboxError):
+    """An event with this id is in the outbox already."""
+
+
+class ConfigError(PillarboxError, ValueError):
+    """A setting is wrong: names itself, its value and the remedy."""
+
+
+class MissingExtra(ConfigError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, wanted_by: str, extra: str) -> None:
+        super().__init__(f"{wanted_by} needs an extra; install it with: pip install 'pillarbox[{extra}]'")
+
+
+class StoreError(PillarboxError):
+    """The database refused, and trying again will not help until someone acts."""
+
+
+class StoreDown(PillarboxError):
+    """The database cannot be reached now; the relay tries again by itself."""
+
+
+class SchemaError(StoreError):
+    """The tables are missing, or of a version that this release does not know."""
+
+
+class LeaseLost(PillarboxError):
+    """The token is stale: another worker owns this shard or event now, and nothing was changed."""
+
+
+class DestinationDown(PillarboxError):
+    """The destination cannot be reached now: its circuit opens, and no event is charged an attempt."""
+
+
+class Reject(PillarboxError):
+    """Raised by a handler for an event that can never succeed: it dies at once, without another attempt."""

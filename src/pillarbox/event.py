@@ -1,0 +1,96 @@
+"""The event record, its states and the moves between them: pure code, no I/O."""
+
+import zlib
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from uuid import UUID
+
+
+class Status(StrEnum):
+    """Where an event stands."""
+
+    PENDING = "pending"
+    SCHEDULED = "scheduled"  # waits for available_at
+    PROCESSING = "processing"  # queue streams: a worker has it
+    PUBLISHED = "published"
+    FAILED = "failed"  # waits for its retry
+    HELD = "held"  # behind a failed one of its key
+    DEAD = "dead"
+
+
+class Mode(StrEnum):
+    """How a stream is worked: in order per key, or as a queue of single events."""
+
+    ORDERED = "ordered"
+    QUEUE = "queue"
+
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+_MOVES: Final[Mapping[Mode, Mapping[Status, frozenset[Status]]]] = {
+    Mode.ORDERED: {
+        Status.SCHEDULED: frozenset({Status.PENDING}),
+        Status.PENDING: frozenset({Status.PUBLISHED, Status.FAILED, Status.HELD, Status.DEAD}),
+        Status.FAILED: frozenset({Status.PUBLISHED, Status.FAILED, Status.DEAD}),
+        Status.HELD: frozenset({Status.PUBLISHED, Status.FAILED, Status.DEAD}),
+        Status.DEAD: frozenset({Status.PENDING, Status.FAILED}),  # an operator's replay
+        Status.PUBLISHED: frozenset({Status.PENDING, Status.FAILED}),  # an operator's replay
+        Status.PROCESSING: frozenset(),
+    },
+    Mode.QUEUE: {
+        Status.SCHEDULED: frozenset({Status.PENDING}),
+        Status.PENDING: frozenset({Status.PROCESSING}),
+        Status.PROCESSING: frozenset({Status.PUBLISHED, Status.FAILED, Status.DEAD, Status.PENDING}),
+        Status.FAILED: frozenset({Status.PENDING}),
+        Status.DEAD: frozenset({Status.PENDING}),
+        Status.PUBLISHED: frozenset({Status.PENDING}),
+        Status.HELD: frozenset(),
+    },
+}
+
+
+def may_move(mode: Mode, source: Status, target: Status) -> bool:
+    """Whether a stream of this mode may take an event from one state to the other."""
+    return target in _MOVES[mode][source]
+
+
+class Event(NamedTuple):
+    """One event, as written and as delivered. Immutable; ``_replace`` gives a changed copy.
+
+    A named tuple because the relay makes tens of thousands a second from database rows: a frozen dataclass costs
+    several times as much to build.
+    """
+
+    id: UUID
+    seq: int  # given by the store; 0 before that
+    stream: str
+    tenant: str
+    topic: str  # empty: the publisher's default topic
+    type: str
+    aggregate_type: str | None
+    aggregate_id: str | None
+    aggregate_version: int | None
+    key: str | None  # none: no order wanted
+    routing_key: str | None
+    payload: bytes
+    content_type: str
+    schema_id: str | None
+    schema_version: str | None
+    occurred_at: datetime
+    created_at: datetime
+    attempts: int
+    max_attempts: int | None  # none: the stream's limit
+    status: Status
+    headers: Mapping[str, str]
+    available_at: datetime | None = None
+
+
+def key_hash(event_id: UUID, key: str | None) -> int:
+    """A stable number from 0 to 2^31-1; the store's shard is this modulo the table's number of shards.
+
+    CRC-32 rather than Python's ``hash``: every process, version and language must agree on it for ever.
+    """
+    return zlib.crc32(event_id.bytes if key is None else key.encode()) & 0x7FFF_FFFF
