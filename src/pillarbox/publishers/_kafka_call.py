@@ -1,0 +1,89 @@
+"""The bookkeeping of one ``publish`` call: where events go, which wait, and what became of them. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pillarbox.envelope import Message
+from pillarbox.event import Event
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, rejected
+from pillarbox.publishers._kafka_topics import lone_batch_bytes
+
+
+class Target(NamedTuple):
+    """Where the events with one value of ``topic`` go."""
+
+    topic: str
+    refusal: Outcome | None
+    compacted: bool
+    max_bytes: int
+    roomy_bytes: int
+
+    def refuse(self, message: Message) -> Outcome | None:
+        """The outcome of a message that the topic would not take."""
+        if self.compacted and message.key is None:
+            return rejected(
+                f"topic {self.topic!r} is compacted and takes no event without a key; give it a key"
+            )
+        value = message.value
+        if value is None or len(value) <= self.roomy_bytes:
+            return None
+        size = lone_batch_bytes(message)
+        if size <= self.max_bytes:
+            return None
+        return rejected(
+            f"the event takes {size} bytes and topic {self.topic!r} at most {self.max_bytes}; "
+            "raise max.message.bytes of the topic, or store the content elsewhere and send a reference"
+        )
+
+
+class Call:
+    """One call of ``publish`` on its way."""
+
+    def __init__(self, events: Sequence[Event], targets: Mapping[str, Target]) -> None:
+        self.events = events
+        self.targets = targets
+        self.outcomes: list[Outcome] = [UNTRIED] * len(events)
+        self.any_confirmed = False
+        # The first event of a key that was not published: nothing later of the key may be sent in this call.
+        self.stops: dict[str, int] = {}
+
+    def confirm(self, index: int) -> None:
+        self.any_confirmed = True
+        self.outcomes[index] = PUBLISHED
+
+    def settle(self, index: int, outcome: Outcome) -> None:
+        """Anything but published; the first such event of a key counts, later ones stay untried."""
+        key = self.events[index].key
+        if key is not None:
+            stop = self.stops.get(key)
+            if stop is not None and stop < index:
+                return
+            if stop is not None:
+                self.outcomes[stop] = UNTRIED
+            self.stops[key] = index
+        self.outcomes[index] = outcome
+
+    def is_behind_a_stop(self, index: int) -> bool:
+        key = self.events[index].key
+        return key is not None and self.stops.get(key, index) < index
+
+
+class Runs:
+    """Which events of a key may share a wave: those up to a change of topic; strict: only one."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._topic: dict[str, str] = {}
+        self._waiting: set[str] = set()
+
+    def must_wait(self, key: str | None, topic: str) -> bool:
+        if key is None:
+            return False
+        if key in self._waiting:
+            return True
+        # Two topics may confirm in any order: the second waits until the first has.
+        if key in self._topic and (self._strict or self._topic[key] != topic):
+            self._waiting.add(key)
+            return True
+        self._topic[key] = topic
+        return False

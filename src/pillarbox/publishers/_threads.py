@@ -1,0 +1,94 @@
+"""Threads for blocking calls that may never return."""
+
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Thread:
+    """One thread that runs calls in the order in which they came.
+
+    A daemon, unlike the threads of ThreadPoolExecutor, which the interpreter joins at exit: one hung call
+    would keep the whole process from ending.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Queue a call. Cancelling its future works until it has begun."""
+        future: Future[T] = Future()
+        context = contextvars.copy_context()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = context.run(call)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._calls.put(run)
+        return future
+
+    def stop(self) -> None:
+        """End the thread once the calls before this one are done."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            # A thread that waits for its next call must not keep the last one's event alive.
+            del call
+
+
+class Threads:
+    """Threads that are kept for the next call, so that thread-local connections live on.
+
+    One that does not return in time is left behind and counted in ``hung`` until it returns; it is never
+    used again, so that its place is free for another.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._made = 0
+        self._idle: list[Thread] = []
+        self._lock = threading.Lock()
+        self._hung = 0
+
+    @property
+    def hung(self) -> int:
+        return self._hung
+
+    def take(self) -> Thread:
+        """A thread of one's own until it is given back or left behind."""
+        if self._idle:
+            return self._idle.pop()
+        self._made += 1
+        return Thread(f"{self._name}-{self._made}")
+
+    def give_back(self, thread: Thread) -> None:
+        self._idle.append(thread)
+
+    def leave_behind(self, thread: Thread, call: Future[T]) -> None:
+        """Let the thread end by itself when its call returns, if ever."""
+        self._count(1)
+        call.add_done_callback(lambda _: self._count(-1))
+        thread.stop()
+
+    def stop_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().stop()
+
+    def _count(self, change: int) -> None:
+        # Called by the loop's thread and by the hung ones.
+        with self._lock:
+            self._hung += change

@@ -1,0 +1,248 @@
+"""In-process handlers as a destination: a function per event type, no broker."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
+
+from pillarbox.errors import ConfigError
+from pillarbox.event import Event
+from pillarbox.publisher import UNTRIED, Outcome, PublisherFeatures, Result, outage, rejected, retry
+from pillarbox.publishers._calls import Handler, call_async, call_plain, checked_timeout, make_handler
+from pillarbox.publishers._keys import runs_by_key
+from pillarbox.publishers._threads import Threads
+
+logger = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[[Event], Any])
+
+ALL_OTHERS: Final = "*"
+_LEAST_SLOTS: Final = 16
+_CANCEL_SECONDS = 1.0
+
+
+class Handlers:
+    """A registry of functions and the publisher that calls them.
+
+    An async function runs on the event loop, a plain one in a thread. ``raise Reject(...)`` for an event
+    that can never succeed; any other exception is retried. Success is to return None.
+
+    concurrency: how many handlers run at once.
+    timeout: seconds that one call may take; None: no limit.
+    grace_seconds: how long ``close`` waits for running handlers.
+    max_hung: plain functions cannot be stopped; when this many are past their timeout and still running,
+    the publisher reports an outage.
+    """
+
+    def __init__(
+        self,
+        *,
+        concurrency: int = 16,
+        timeout: float | None = 60.0,
+        grace_seconds: float = 10.0,
+        max_hung: int = 16,
+    ) -> None:
+        if concurrency < 1:
+            raise ConfigError(f"concurrency={concurrency}: handlers need at least 1 place to run in")
+        if grace_seconds < 0:
+            raise ConfigError(f"grace_seconds={grace_seconds}: give 0 or more seconds")
+        if max_hung < 1:
+            raise ConfigError(f"max_hung={max_hung}: give 1 or more")
+        self._concurrency = concurrency
+        self._timeout = checked_timeout(timeout)
+        self._grace_seconds = grace_seconds
+        self._max_hung = max_hung
+        self._handlers: dict[str, Handler] = {}
+        self._threads = Threads("pillarbox-handler")
+        # Async handlers that swallowed their cancellation; the loop itself holds tasks only weakly.
+        self._stray: set[asyncio.Future[Outcome]] = set()
+        self._session: _Session | None = None
+
+    def on(self, *types: str, timeout: float | Literal["default"] | None = "default") -> Callable[[F], F]:
+        """Register the decorated function for these event types; ``"*"``: for all that have no other."""
+        if not types:
+            raise ConfigError(
+                'on() names no event type; write on("order.created"), or on("*") for all the others'
+            )
+        seconds = self._timeout if timeout == "default" else checked_timeout(timeout)
+
+        def register(function: F) -> F:
+            handler = make_handler(function, seconds)
+            for type_ in types:
+                self._check_type(type_, handler)
+            self._handlers.update(dict.fromkeys(types, handler))
+            return function
+
+        return register
+
+    def limited_to(self, concurrency: int) -> "Handlers":
+        """A publisher of its own for one stream, with the same functions and another concurrency."""
+        other = Handlers(
+            concurrency=concurrency,
+            timeout=self._timeout,
+            grace_seconds=self._grace_seconds,
+            max_hung=self._max_hung,
+        )
+        other._handlers = self._handlers
+        return other
+
+    @property
+    def features(self) -> PublisherFeatures:
+        return PublisherFeatures(slots=max(_LEAST_SLOTS, self._concurrency))
+
+    @property
+    def description(self) -> str:
+        return f"handlers ({self._concurrency})"
+
+    @property
+    def hung(self) -> int:
+        """How many handlers are past their timeout and still running."""
+        return self._threads.hung + len(self._stray)
+
+    async def open(self) -> None:
+        if not self._handlers:
+            raise ConfigError(
+                "no handler is registered; import the module with your @handlers.on(...) functions first"
+            )
+        if self._session is None:
+            self._session = _Session(self._concurrency)
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        session = self._session
+        if session is None:
+            return [outage("the handlers are not open; call open() first")] * len(events)
+        outcomes = [UNTRIED] * len(events)
+        runs = runs_by_key(events)
+        if len(runs) == 1:
+            await self._lane(session, iter(runs), events, outcomes)
+            return outcomes
+        # The lanes share one iterator: whoever is free takes the next key.
+        rest = iter(runs)
+        async with asyncio.TaskGroup() as lanes:
+            for _ in range(min(self._concurrency, len(runs))):
+                lanes.create_task(self._lane(session, rest, events, outcomes))
+        return outcomes
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close(self._grace_seconds)
+            self._threads.stop_idle()
+
+    def _check_type(self, type_: str, handler: Handler) -> None:
+        if not type_ or (ALL_OTHERS in type_ and type_ != ALL_OTHERS):
+            raise ConfigError(
+                f'event type {type_!r}: name one type in full, or "*" for all that have no other handler'
+            )
+        if type_ in self._handlers:
+            raise ConfigError(
+                f"event type {type_!r} has the handler {self._handlers[type_].name} already, "
+                f"so {handler.name} is refused; when both shall run, give each its own Handlers() and stream"
+            )
+
+    async def _lane(
+        self, session: "_Session", runs: Iterator[list[int]], events: Sequence[Event], outcomes: list[Outcome]
+    ) -> None:
+        for run in runs:
+            for index in run:
+                outcomes[index] = await self._deliver(session, events[index])
+                if outcomes[index].result is not Result.PUBLISHED:
+                    break
+
+    async def _deliver(self, session: "_Session", event: Event) -> Outcome:
+        handler = self._handlers.get(event.type) or self._handlers.get(ALL_OTHERS)
+        if handler is None:
+            return rejected(
+                f'no handler for event type {event.type!r}; register one with @handlers.on("{event.type}"), '
+                'or one for all other types with @handlers.on("*")'
+            )
+        async with session.place():
+            if session.closing:
+                return UNTRIED
+            if self.hung >= self._max_hung:
+                return outage(
+                    f"{self.hung} handlers hang past their timeout and cannot be stopped; restart the relay"
+                )
+            if handler.is_async:
+                return await self._on_loop(session, handler, event)
+            return await self._in_thread(session, handler, event)
+
+    async def _on_loop(self, session: "_Session", handler: Handler, event: Event) -> Outcome:
+        call = asyncio.create_task(call_async(handler, event), name=f"pillarbox-handler {handler.name}")
+        try:
+            await session.wait(call, handler.timeout_seconds)
+            return call.result() if call.done() else session.unfinished(handler)
+        finally:
+            if not call.done():
+                call.cancel()
+                await asyncio.wait({call}, timeout=_CANCEL_SECONDS)
+            if not call.done():
+                self._stray.add(call)
+                call.add_done_callback(self._stray.discard)
+                logger.warning(
+                    "handler %s ignores its cancellation; %d handlers hang", handler.name, self.hung
+                )
+
+    async def _in_thread(self, session: "_Session", handler: Handler, event: Event) -> Outcome:
+        thread = self._threads.take()
+        call = thread.submit(partial(call_plain, handler, event))
+        waiter = asyncio.wrap_future(call)
+        try:
+            await session.wait(waiter, handler.timeout_seconds)
+            return call.result() if call.done() else session.unfinished(handler)
+        finally:
+            if call.done():
+                self._threads.give_back(thread)
+            else:
+                waiter.cancel()
+                self._threads.leave_behind(thread, call)
+                logger.warning(
+                    "handler %s cannot be stopped and runs on; %d handlers hang", handler.name, self.hung
+                )
+
+
+class _Session:
+    """What lives from one ``open`` to its ``close``."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.closing = False
+        self._places = asyncio.Semaphore(concurrency)
+        self._running = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        async with self._places:
+            self._running += 1
+            self._quiet.clear()
+            try:
+                yield
+            finally:
+                self._running -= 1
+                if not self._running:
+                    self._quiet.set()
+
+    async def wait(self, call: asyncio.Future[Outcome], timeout: float | None) -> None:
+        """Until the call is done, its time is up, or ``close`` waits no longer."""
+        ends: set[asyncio.Future[Any]] = {call, self._cut}
+        await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+    def unfinished(self, handler: Handler) -> Outcome:
+        if self._cut.done():
+            return UNTRIED
+        return retry(f"handler {handler.name} did not finish within {handler.timeout_seconds:g} s")
+
+    async def close(self, grace_seconds: float) -> None:
+        self.closing = True
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await self._quiet.wait()
+        except TimeoutError:
+            logger.warning("%d handlers did not finish within %g s of closing", self._running, grace_seconds)
+        finally:
+            self._cut.set_result(None)
+        await self._quiet.wait()

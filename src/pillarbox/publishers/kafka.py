@@ -1,0 +1,215 @@
+"""Events to Kafka: idempotent, confirmed by all in-sync replicas, in order per key."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Self
+
+from pillarbox.envelope import Envelope, HeaderBuilder, envelope_named
+from pillarbox.errors import ConfigError, DestinationDown, MissingExtra
+from pillarbox.event import Event
+from pillarbox.publisher import UNTRIED, Outcome, PublisherFeatures, outage
+from pillarbox.publishers._kafka_settings import check_properties, parse_url
+from pillarbox.publishers._threads import Thread
+
+try:
+    from pillarbox.publishers._kafka_client import Link
+    from pillarbox.publishers._kafka_lane import Lane
+    from pillarbox.publishers._kafka_topics import Topics, UnreachableError
+except ModuleNotFoundError as error:
+    if error.name is None or not error.name.startswith("confluent_kafka"):
+        raise
+    raise MissingExtra("KafkaPublisher", "kafka") from error
+
+# librdkafka's own lines come through logging; at its default level an outage writes twenty a second.
+_QUIET: Final = {"log_level": 2}
+_PROMISES: Final = {
+    "acks": "all",
+    "enable.idempotence": True,
+    # An event that timed out here could still be written later, as a copy and out of order.
+    "message.timeout.ms": 0,
+    "partitioner": "murmur2_random",
+    # The end of a batch is known and flushes; lingering only keeps its records together.
+    "linger.ms": 50,
+    "topic.metadata.propagation.max.ms": 10_000,
+}
+# The client that asks about topics must not take part in the idempotent protocol.
+_PRODUCER_ONLY: Final = (
+    "compression.",
+    "batch.",
+    "linger.",
+    "queue.",
+    "partitioner",
+    "sticky.",
+    "max.in.flight",
+)
+
+
+class KafkaPublisher:
+    """Publishes to one Kafka cluster.
+
+    servers: ``host:port``, several with commas.
+    topic: for events without one of their own; empty: each must have one.
+    properties: of librdkafka, passed on; one that would break a promise raises ConfigError.
+    envelope: a function Event -> Message, or one of the names of ``envelope.ENVELOPES``.
+    headers: the header builder for a named envelope.
+    source: the ``source`` attribute of CloudEvents.
+    slots: producers, and so ``publish`` calls at once.
+    strict_keys: one record per key at a time. Slower; needed only where the brokers' own check of sequence
+    numbers is not to be relied on: without it, too, nothing follows a refused event of its key.
+    stuck_seconds: how long a partition may be silent while others confirm; then its keys wait, uncharged.
+    connect_seconds: how long ``open`` waits for a broker.
+    """
+
+    def __init__(
+        self,
+        *,
+        servers: str | Sequence[str],
+        topic: str = "",
+        properties: Mapping[str, Any] | None = None,
+        envelope: str | Envelope = "raw",
+        headers: HeaderBuilder | None = None,
+        source: str = "/pillarbox",
+        slots: int = 4,
+        strict_keys: bool = False,
+        stuck_seconds: float = 30.0,
+        connect_seconds: float = 5.0,
+    ) -> None:
+        self._servers = servers if isinstance(servers, str) else ",".join(servers)
+        if not self._servers:
+            raise ConfigError("servers='' names no Kafka broker; write for instance servers='localhost:9092'")
+        if slots < 1:
+            raise ConfigError(f"slots={slots} leaves nothing to publish with; use 1 or more")
+        if stuck_seconds <= 0:
+            raise ConfigError(f"stuck_seconds={stuck_seconds} would give up at once; use 30 or so")
+        check_properties(properties or {})
+        if callable(envelope):
+            if headers is not None:
+                raise ConfigError(
+                    "headers= goes with a named envelope; give the header builder to your envelope"
+                )
+            self._envelope: Envelope = envelope
+        else:
+            self._envelope = envelope_named(envelope, headers=headers, source=source)
+        given = dict(properties or {})
+        self._topic = topic
+        self._slots = slots
+        self._strict_keys = strict_keys
+        self._stuck_seconds = stuck_seconds
+        self._connect_seconds = connect_seconds
+        base = {"bootstrap.servers": self._servers}
+        self._producer_config = {**_QUIET, **_PROMISES, **given, **base}
+        self._admin_config = {
+            **_QUIET,
+            **{name: value for name, value in given.items() if not name.startswith(_PRODUCER_ONLY)},
+            **base,
+        }
+        self._free: asyncio.LifoQueue[tuple[Lane, Thread]] = asyncio.LifoQueue()
+        self._lanes: list[tuple[Lane, Thread]] = []
+        self._is_open = False
+        self._was_open = False
+        self._changing = asyncio.Lock()
+
+    @classmethod
+    def from_url(cls, url: str, **overrides: Any) -> Self:
+        """From ``kafka://host:9092,host2:9092?topic=orders&linger.ms=5``; overrides are arguments too."""
+        arguments = parse_url(url)
+        properties = {**arguments.pop("properties"), **(overrides.pop("properties", None) or {})}
+        return cls(**{**arguments, "properties": properties, **overrides})
+
+    @property
+    def features(self) -> PublisherFeatures:
+        # With or without one record per key: brokers refuse what follows a gap in the sequence numbers, and
+        # the gapless guarantee ends the producer there.
+        return PublisherFeatures(slots=self._slots, strict_keys=True)
+
+    @property
+    def description(self) -> str:
+        return f"kafka {self._servers}"
+
+    async def open(self) -> None:
+        """Connect. A missing default topic does not raise: publishing reports it as an outage."""
+        async with self._changing:
+            if self._is_open:
+                return
+            lanes = await asyncio.to_thread(self._connect)
+            self._lanes = [
+                (lane, Thread(f"pillarbox-kafka-{number}")) for number, lane in enumerate(lanes, 1)
+            ]
+            self._free = asyncio.LifoQueue()
+            for pair in self._lanes:
+                self._free.put_nowait(pair)
+            self._is_open = self._was_open = True
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        """One outcome per event. While no broker answers it waits: that is the open circuit."""
+        if not events:
+            return []
+        if not self._is_open:
+            outcome = (
+                UNTRIED if self._was_open else outage(f"{self.description} is not open; call open() first")
+            )
+            return [outcome] * len(events)
+        free = self._free
+        pair = lane, thread = await free.get()
+        try:
+            if lane.stop.is_set():  # closed while this call waited for its turn
+                return [UNTRIED] * len(events)
+            return await self._deliver(lane, thread, events)
+        finally:
+            free.put_nowait(pair)
+
+    async def close(self) -> None:
+        """Let go. What is on its way has a second to be confirmed."""
+        async with self._changing:
+            self._is_open = False
+            for lane, _ in self._lanes:
+                lane.stop.set()
+            while self._lanes:
+                pair = lane, thread = await self._free.get()
+                self._lanes.remove(pair)
+                # Ending a producer joins its threads, so it happens in the lane's own.
+                await asyncio.wrap_future(thread.submit(lane.close))
+                thread.stop()
+
+    def _connect(self) -> list[Lane]:
+        topics = Topics(self._admin_config, self.description)
+        try:
+            topics.connect(self._connect_seconds)
+            if self._topic:
+                # Before the producers are made: their batch size depends on the topic's limit.
+                topics.get([self._topic], lambda: True)
+        except UnreachableError as error:
+            raise DestinationDown(
+                f"{self.description} cannot be reached: {error}; the relay tries again"
+            ) from error
+        link = Link(self.description)
+        return [
+            Lane(
+                config=self._producer_config,
+                topics=topics,
+                link=link,
+                envelope=self._envelope,
+                default_topic=self._topic,
+                strict_keys=self._strict_keys,
+                stuck_seconds=self._stuck_seconds,
+            )
+            for _ in range(self._slots)
+        ]
+
+    async def _deliver(self, lane: Lane, thread: Thread, events: Sequence[Event]) -> list[Outcome]:
+        future = asyncio.wrap_future(thread.submit(partial(lane.deliver, events)))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The lane is given back only when its thread is done with it, however often we are cancelled.
+            lane.stop.set()
+            while not future.done():
+                try:
+                    await asyncio.wait([future])
+                except asyncio.CancelledError:
+                    continue
+            if self._is_open:
+                lane.stop.clear()
+            future.exception()
+            raise

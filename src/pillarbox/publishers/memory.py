@@ -1,0 +1,135 @@
+"""A destination in memory, for tests: it shows what arrived and fails when told to."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pillarbox.event import Event
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, PublisherFeatures, Result, outage
+
+
+@dataclass(slots=True)
+class _Failure:
+    outcome: Outcome
+    key: str | None
+    type: str | None
+    times: int
+
+    def matches(self, event: Event) -> bool:
+        return self.key in (None, event.key) and self.type in (None, event.type)
+
+
+class MemoryPublisher:
+    """Collects events in ``deliveries``, in the order of publication; they stay after ``close``."""
+
+    def __init__(self, *, features: PublisherFeatures | None = None) -> None:
+        self.deliveries: list[Event] = []
+        self._features = features or PublisherFeatures()
+        self._failures: list[_Failure] = []
+        self._down: str | None = None
+        self._session: object | None = None
+        self._free = asyncio.Event()
+        self._free.set()
+        self._held_back = False
+        self._waiting = 0
+        self._changed = asyncio.Condition()
+
+    @property
+    def features(self) -> PublisherFeatures:
+        return self._features
+
+    @property
+    def description(self) -> str:
+        return "memory"
+
+    def fail_next(
+        self, outcome: Outcome, *, key: str | None = None, type: str | None = None, times: int = 1
+    ) -> None:
+        """Give the next ``times`` events this outcome instead; with a key or type: of those that have it."""
+        if outcome.result is Result.PUBLISHED:
+            raise ValueError("fail_next() takes a failure: retry(...), rejected(...), outage(...) or UNTRIED")
+        if times < 1:
+            raise ValueError(f"times={times}: give 1 or more")
+        self._failures.append(_Failure(outcome, key, type, times))
+
+    def down(self, error: str = "the memory publisher was told to be down") -> None:
+        """Answer every event with an outage until ``up``."""
+        self._down = error
+
+    def up(self) -> None:
+        self._down = None
+
+    def hold(self) -> None:
+        """Let calls of ``publish`` wait at their start until ``release``."""
+        self._held_back = True
+        self._free.clear()
+
+    def release(self) -> None:
+        self._held_back = False
+        self._free.set()
+
+    async def wait_for(self, count: int, *, timeout: float = 10.0) -> list[Event]:
+        """All deliveries, once there are at least ``count``; TimeoutError after ``timeout`` seconds."""
+        try:
+            async with asyncio.timeout(timeout), self._changed:
+                await self._changed.wait_for(lambda: len(self.deliveries) >= count)
+        except TimeoutError:
+            raise TimeoutError(f"{len(self.deliveries)} of {count} deliveries after {timeout:g} s") from None
+        return list(self.deliveries)
+
+    async def wait_until_held(self, calls: int = 1, *, timeout: float = 10.0) -> None:
+        """Until at least ``calls`` calls of ``publish`` wait for ``release``."""
+        try:
+            async with asyncio.timeout(timeout), self._changed:
+                await self._changed.wait_for(lambda: self._waiting >= calls)
+        except TimeoutError:
+            raise TimeoutError(f"{self._waiting} of {calls} calls wait after {timeout:g} s") from None
+
+    async def open(self) -> None:
+        self._session = self._session or object()
+        if self._held_back:
+            self._free.clear()
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        session = self._session
+        if session is None:
+            return [outage("the memory publisher is not open; call open() first")] * len(events)
+        if not self._free.is_set():
+            await self._wait_for_release()
+            if self._session is not session:
+                return [UNTRIED] * len(events)
+        outcomes: list[Outcome] = []
+        failed_keys: set[str] = set()
+        for event in events:
+            outcome = UNTRIED if event.key in failed_keys else self._deliver(event)
+            if outcome.result is not Result.PUBLISHED and event.key is not None:
+                failed_keys.add(event.key)
+            outcomes.append(outcome)
+        async with self._changed:
+            self._changed.notify_all()
+        return outcomes
+
+    async def close(self) -> None:
+        self._session = None
+        self._free.set()
+
+    async def _wait_for_release(self) -> None:
+        self._waiting += 1
+        try:
+            async with self._changed:
+                self._changed.notify_all()
+            await self._free.wait()
+        finally:
+            self._waiting -= 1
+
+    def _deliver(self, event: Event) -> Outcome:
+        if self._down is not None:
+            return outage(self._down)
+        for failure in self._failures:
+            if failure.matches(event):
+                failure.times -= 1
+                if not failure.times:
+                    self._failures.remove(failure)
+                return failure.outcome
+        self.deliveries.append(event)
+        return PUBLISHED

@@ -1,0 +1,63 @@
+"""How long to wait before looking again, how much to read at once, whether a destination may be tried. Pure."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+# Right after work the next look comes soon; waiting grows with the time that nothing came, so that an event waits for
+# about half as long as the pause before it, whatever the rate.
+_SOONEST_SECONDS: Final = 0.001
+_GROWTH: Final = 1.5
+DOZE_AFTER_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """The waiting between two polls of one stream."""
+
+    idle_seconds: float
+    limit_seconds: float
+    waited: float = 0.0  # since there was work
+    _next: float = _SOONEST_SECONDS
+
+    def worked(self) -> None:
+        self.waited = 0.0
+        self._next = _SOONEST_SECONDS
+
+    def wait(self) -> float:
+        """Seconds until the next poll."""
+        seconds = self._next
+        limit = self.idle_seconds if self.waited < DOZE_AFTER_SECONDS else self.limit_seconds
+        self._next = min(self._next * _GROWTH, limit)
+        self.waited += seconds
+        # Workers that started together must not poll together.
+        return seconds * random.uniform(0.9, 1.1)
+
+    @property
+    def drowsy(self) -> bool:
+        """Whether it is time to ask for a wake-up."""
+        return self.waited >= DOZE_AFTER_SECONDS
+
+
+@dataclass(slots=True)
+class BatchSize:
+    """Grows while turns are quick and full, shrinks while they are slow, so that a stop never waits for long."""
+
+    limit: int
+    quick_seconds: float = 0.25
+    slow_seconds: float = 1.0
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = min(self.limit, 128)
+
+    def turned(self, events: int, seconds: float) -> None:
+        if seconds > self.slow_seconds:
+            self.size = max(1, self.size // 2)
+        elif events >= self.size and seconds < self.quick_seconds:
+            self.size = min(self.limit, self.size * 2)
+
+
+def unclean_limit(unclean_count: int) -> int | None:
+    """The most that a shard reads after so many owners died with it: 125, 15, then one by one. None: no limit."""
+    return max(1, 1000 >> 3 * unclean_count) if unclean_count else None

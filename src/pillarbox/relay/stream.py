@@ -1,0 +1,78 @@
+"""What a user says about a stream."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pillarbox.errors import ConfigError
+from pillarbox.event import Mode
+from pillarbox.publisher import Publisher
+from pillarbox.relay.retry import Exponential, Retry
+
+
+class OnDead(StrEnum):
+    """What becomes of a key when one of its events dies."""
+
+    SKIP = "skip"  # it goes on; the gap is visible as a dead letter
+    BLOCK = "block"  # it waits until an operator acts
+    PARK = "park"  # what follows dies too
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A named flow of events with a destination and limits of its own.
+
+    to: a publisher, handlers, or a URL such as ``kafka://localhost:9092?topic=orders``.
+    mode: ``ordered`` publishes in order per key; ``queue`` works single events, for slow handlers that want no order.
+    slots: turns at once in an ordered stream; default: what the publisher can serve.
+    concurrency: events at once in a queue stream.
+    batch, batch_bytes: the most that one turn reads.
+    max_attempts: tries before an event is dead, unless it has a limit of its own.
+    lease_seconds: how long a worker that died keeps its shards or events.
+    poll_seconds, poll_limit_seconds: between two looks when idle, growing from the one to the other.
+    stuck_seconds: queue streams: an event held for longer is taken from its worker, even if that renews its lease.
+    """
+
+    name: str
+    to: Publisher | str
+    mode: Mode | str = Mode.ORDERED
+    slots: int | None = None
+    concurrency: int = 8
+    batch: int = 2000
+    batch_bytes: int = 4_000_000
+    retry: Retry = field(default_factory=Exponential)
+    max_attempts: int = 5
+    on_dead: OnDead | str = OnDead.SKIP
+    lease_seconds: float = 60.0
+    poll_seconds: float = 0.1
+    poll_limit_seconds: float = 2.0
+    stuck_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        for setting, kind in (("mode", Mode), ("on_dead", OnDead)):
+            value = getattr(self, setting)
+            try:
+                object.__setattr__(self, setting, kind(value))
+            except ValueError:
+                known = ", ".join(kind)
+                raise ConfigError(f"stream '{self.name}': {setting} is {value!r}; use one of: {known}") from None
+        if not self.name:
+            raise ConfigError("a stream needs a name; the default one is 'default'")
+        for setting, low, high in (
+            ("slots", 1, 1024),
+            ("concurrency", 1, 10_000),
+            ("batch", 1, 100_000),
+            ("batch_bytes", 1, 1 << 30),
+            ("max_attempts", 1, 1_000_000),
+            ("lease_seconds", 0.1, 86_400),
+            ("poll_seconds", 0.001, 10),
+            ("poll_limit_seconds", 0.001, 10),
+            ("stuck_seconds", 0.1, 604_800),
+        ):
+            value = getattr(self, setting)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"stream '{self.name}': {setting} is {value}; use {low} to {high}")
+        if self.poll_limit_seconds < self.poll_seconds:
+            raise ConfigError(
+                f"stream '{self.name}': poll_limit_seconds ({self.poll_limit_seconds}) is below poll_seconds "
+                f"({self.poll_seconds}); raise the one or lower the other"
+            )

@@ -1,0 +1,10 @@
+"""A store that is gone when the process ends, for tests: SQLite in memory, so that it behaves like a database."""
+
+from pillarbox.stores.sqlite import SqliteStore
+
+
+class MemoryStore(SqliteStore):
+    """Share one object between the workers of a test: another one would be another outbox."""
+
+    def __init__(self, *, prefix: str = "outbox", shards: int = 16) -> None:
+        super().__init__(":memory:", prefix=prefix, shards=shards)

@@ -1,0 +1,414 @@
+"""The store on PostgreSQL, by asyncpg."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from pillarbox.errors import DuplicateEvent, MissingExtra, PillarboxError, SchemaError, StoreDown, StoreError
+from pillarbox.event import Event
+from pillarbox.ids import uuid7_floor
+from pillarbox.store import Claim, Features, Grant, Page, Settlement, Work
+from pillarbox.stores._postgres_floor import Floors
+from pillarbox.stores.sql import Connection, Dialect, Names, SqlStore, Statement
+from pillarbox.stores.sql.ordered import fence, lost
+from pillarbox.stores.sql.statements import EVENT_COLUMNS
+
+try:
+    import asyncpg
+except ModuleNotFoundError as error:
+    raise MissingExtra("PostgresStore", "postgres") from error
+
+log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 10.0
+_LISTEN_RETRY_SECONDS = 2.0
+_DAY = 86_400.0
+_FIRST_ID, _LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
+# The server or another transaction was in the way; the same statement can succeed a moment later.
+_PASSING = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.InternalClientError,
+)
+
+# All of a worker's leases at once: rows that a settle holds at this moment are passed over, so nothing can deadlock.
+_RENEW_ALL = """UPDATE {lease} AS l SET lease_until = {later:seconds} FROM (
+        SELECT stream, shard FROM {lease} JOIN unnest(:streams::text[], :shards::int[], :tokens::bigint[])
+            AS mine (stream, shard, token) USING (stream, shard, token) WHERE owner = :worker
+        ORDER BY stream, shard FOR UPDATE SKIP LOCKED) AS free
+    WHERE l.stream = free.stream AND l.shard = free.shard RETURNING l.stream, l.shard, l.token"""
+# FOR SHARE: with FOR KEY SHARE, or with an EXISTS over the lease alone, a settle and a take-over can cross.
+_GUARD = """WITH guard AS MATERIALIZED (SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard
+    AND token = :token AND owner = :worker FOR SHARE) """
+_WAITING = "WHERE id = ANY(:ids) AND status IN ('pending', 'failed', 'held') AND EXISTS (SELECT 1 FROM guard)"
+_STATEMENTS = {
+    "renew_all": _RENEW_ALL,
+    "publish_fenced": _GUARD
+    + "UPDATE {event} SET status = 'published', published_at = now(), attempts = attempts + 1 "
+    + _WAITING,
+    "publish_delete_fenced": _GUARD + "DELETE FROM {event} " + _WAITING,
+    "claim_shard": """UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL,
+        lease_owner = :worker, lease_token = lease_token + 1, lease_until = {later:seconds},
+        processing_started_at = now() WHERE id = ANY(ARRAY(SELECT id FROM {event} WHERE stream = :stream
+            AND shard = :shard AND status = 'pending' ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED))
+        RETURNING """
+    + f"{EVENT_COLUMNS}, status, lease_token",
+    # By id, which is in order of time: every UUIDv7 below the bound is old enough to look at.
+    "prune_page_by_id": """SELECT id, status = 'published' AND published_at < {later:keep} FROM {event}
+        WHERE id > :after AND id < :bound ORDER BY id LIMIT :limit""",
+    "prune_by_id": """DELETE FROM {event} WHERE id = ANY(:ids) AND status = 'published'
+        AND published_at < {later:keep}""",
+    "now": "SELECT extract(epoch FROM now())::float8",
+    "look": """SELECT last_value, pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+        pg_snapshot_xmax(pg_current_snapshot())::text::bigint FROM {event_seq}""",
+    "doze": "INSERT INTO {sleeper} (stream, worker) VALUES (:stream, :worker) ON CONFLICT DO NOTHING",
+    "wake": "DELETE FROM {sleeper} WHERE stream = :stream AND worker = :worker",
+    "lock_migration": "SELECT pg_advisory_xact_lock(hashtext(:name))",
+}
+
+
+class PostgresDatabase:
+    """A pool of connections."""
+
+    def __init__(self, url: str, name: str, *, pool_size: int, statement_cache: int) -> None:
+        self._url = url
+        self.name = name
+        self._pool_size = pool_size
+        self._statement_cache = statement_cache
+        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+
+    async def open(self) -> None:
+        if self._pool is None:
+            with self.errors():
+                self._pool = await asyncpg.create_pool(
+                    self._url,
+                    min_size=1,
+                    max_size=self._pool_size,
+                    timeout=_CONNECT_SECONDS,
+                    statement_cache_size=self._statement_cache,
+                    # The store leaves nothing behind on a connection, so that a round trip to clean it is saved.
+                    reset=_nothing,
+                )
+
+    async def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(pool.close(), _CONNECT_SECONDS)
+            pool.terminate()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        try:
+            yield
+        except asyncpg.UniqueViolationError as error:
+            raise DuplicateEvent(
+                "an event with this id is in the outbox already; give another id, or leave it out"
+            ) from error
+        except (
+            asyncpg.UndefinedTableError,
+            asyncpg.InvalidSchemaNameError,
+            asyncpg.UndefinedColumnError,
+        ) as error:
+            raise SchemaError(
+                f"{self.name}: {error}; make the tables with `await store.migrate()`"
+            ) from error
+        except asyncpg.InvalidCatalogNameError as error:
+            raise StoreError(
+                f"{self.name}: there is no such database; create it, or correct the URL"
+            ) from error
+        except asyncpg.InvalidAuthorizationSpecificationError as error:
+            raise StoreError(f"{self.name}: user or password refused; correct the URL") from error
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise StoreError(f"{self.name}: {error}; grant it to the user of the relay") from error
+        except (OSError, TimeoutError, asyncpg.InterfaceError, *_PASSING) as error:
+            raise StoreDown(f"{self.name} cannot be used now ({type(error).__name__}: {error})") from error
+        except asyncpg.PostgresError as error:
+            raise StoreError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+    def _opened(self) -> "asyncpg.Pool[asyncpg.Record]":
+        if self._pool is None:
+            raise StoreDown(f"{self.name} is closed; open the store first")
+        return self._pool
+
+    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Sequence[Any]]:
+        with self.errors():
+            async with self._opened().acquire() as connection:
+                return await _Transaction(connection).fetch(statement, **values)
+
+    async def execute(self, statement: Statement, **values: Any) -> int:
+        with self.errors():
+            async with self._opened().acquire() as connection:
+                return await _Transaction(connection).execute(statement, **values)
+
+    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+        with self.errors():
+            async with self._opened().acquire() as connection:
+                await _Transaction(connection).execute_many(statement, rows)
+
+    async def run(self, text: str) -> None:
+        with self.errors():
+            async with self._opened().acquire() as connection:
+                await connection.execute(text)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        with self.errors():
+            # Named, because the fences rely on it: each statement must see what was committed before it began.
+            async with (
+                self._opened().acquire() as connection,
+                connection.transaction(isolation="read_committed"),
+            ):
+                yield _Transaction(connection)
+
+
+class _Transaction:
+    """Statements on one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Sequence[Any]]:
+        rows: Sequence[Sequence[Any]] = await self._connection.fetch(
+            statement.text, *[values[name] for name in statement.names]
+        )
+        return rows
+
+    async def execute(self, statement: Statement, **values: Any) -> int:
+        answer: str = await self._connection.execute(
+            statement.text, *[values[name] for name in statement.names]
+        )
+        return int(answer.rpartition(" ")[2]) if answer[-1].isdigit() else 0
+
+    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+        await self._connection.executemany(
+            statement.text, [[row[name] for name in statement.names] for row in rows]
+        )
+
+    async def run(self, text: str) -> None:
+        await self._connection.execute(text)
+
+
+async def _nothing(connection: Any) -> None:
+    """What a connection needs before it goes back to the pool."""
+
+
+def _where(url: str) -> str:
+    parts = urlsplit(url)
+    return f"postgresql {parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+
+
+class PostgresStore(SqlStore):
+    """An outbox in PostgreSQL 12 or newer.
+
+    listen_url: for LISTEN where ``url`` leads to a pooler in transaction mode; default ``url``.
+    wake_up: False polls only. pool_size: connections at the most, beside the one that listens.
+    statement_cache: 0 behind a pooler that does not keep prepared statements.
+    """
+
+    migrations = "postgres"
+    poll_floor = "AND seq >= :floor_{n}"
+    dialect = Dialect(
+        now="now()",
+        later="now() + {} * interval '1 second'",
+        among="= ANY({})",
+        has_meta="WHERE to_regclass('{meta}') IS NOT NULL",
+        param="$",
+        skip_locked="FOR UPDATE SKIP LOCKED",
+        share_lock="FOR SHARE",
+        update_lock="FOR UPDATE",
+        size="octet_length(payload)",
+        newline="chr(10)",
+        floor="AND seq >= :floor",
+        true="true",
+        false="false",
+    )
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "outbox",
+        schema: str | None = None,
+        shards: int = 16,
+        wake_up: bool = True,
+        listen_url: str | None = None,
+        pool_size: int = 10,
+        statement_cache: int = 256,
+    ) -> None:
+        where = _where(url)
+        names = Names(prefix, schema)
+        self._database = PostgresDatabase(url, where, pool_size=pool_size, statement_cache=statement_cache)
+        super().__init__(self._database, names, shards=shards, description=where)
+        self.features = Features(wake_up=wake_up)
+        self._sql |= {name: self._statement(template) for name, template in _STATEMENTS.items()}
+        self._floors = Floors()
+        self._poll_sweep_at = 0.0
+        self._listener = (
+            PostgresListener(listen_url or url, where, names.parts["channel"]) if wake_up else None
+        )
+
+    async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
+        await super().open()
+        if self._listener is not None and on_wake is not None:
+            self._listener.start(on_wake)
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            await self._listener.stop()
+        await super().close()
+
+    @asynccontextmanager
+    async def _migrating(self) -> AsyncIterator[Connection]:
+        async with self._db.transaction() as tx:
+            await tx.fetch(self._sql["lock_migration"], name=f"pillarbox {self._names.parts['meta']}")
+            yield tx
+
+    async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
+        if not grants:
+            return []
+        rows = await self._db.fetch(
+            self._sql["renew_all"],
+            worker=grants[0].worker,
+            streams=[grant.stream for grant in grants],
+            shards=[grant.shard for grant in grants],
+            tokens=[grant.token for grant in grants],
+            seconds=seconds,
+        )
+        renewed = {(stream, shard, token) for stream, shard, token in rows}
+        # What is missing is lost, or is being settled at this moment: one by one it can be waited for.
+        missing = [grant for grant in grants if (grant.stream, grant.shard, grant.token) not in renewed]
+        held = set(await super().renew(missing, seconds))
+        return [grant for grant in grants if grant not in missing or grant in held]
+
+    async def give(self, grants: Sequence[Grant]) -> None:
+        self._floors.forget(list(grants))
+        await super().give(grants)
+
+    async def poll(self, stream: str, worker: str, grants: Sequence[Grant] | None) -> Work:
+        if grants is None:
+            shards: Sequence[int] = range(self._shards)
+            return await self._poll_shards(
+                stream, worker, shards, **{f"floor_{place}": 0 for place in shards}
+            )
+        begun = time.monotonic()
+        sweep = begun >= self._poll_sweep_at
+        floors = {
+            f"floor_{place}": 0 if sweep else self._floors.floor(grant) for place, grant in enumerate(grants)
+        }
+        work = await self._poll_shards(stream, worker, [grant.shard for grant in grants], **floors)
+        if sweep:
+            self._poll_sweep_at = Floors.next_sweep(begun, time.monotonic())
+            for grant in grants:
+                if grant.shard in work.ready:
+                    self._floors.sweep(grant)
+        return work
+
+    async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        begun = time.monotonic()
+        if self._floors.look_due(begun):
+            last, xmin, xmax = (await self._db.fetch(self._sql["look"]))[0]
+            self._floors.looked(begun, last, xmin, xmax)
+            begun = time.monotonic()
+        floor = self._floors.start(grant, begun)
+        rows = await self._db.fetch(
+            self._sql["read"], **fence(grant), limit=limit, max_bytes=max_bytes, floor=floor
+        )
+        self._floors.done(grant, floor, rows[0][1] if rows else None, begun, time.monotonic())
+        return [self._event(row) for row in rows]
+
+    async def promote(self, stream: str, limit: int) -> int:
+        promoted = await super().promote(stream, limit)
+        if promoted:
+            self._floors.sweep_all()
+        return promoted
+
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        if settlement.failed or settlement.dead or settlement.held or settlement.aside or settlement.release:
+            return await super().settle(grant, settlement)
+        ids = [event.id for event in settlement.published]
+        statement = "publish_fenced" if settlement.keep_published else "publish_delete_fenced"
+        changed = await self._db.execute(self._sql[statement], **fence(grant), ids=ids)
+        # Fewer: done before by a settle whose answer was lost, or not ours to do any more.
+        if changed != len(ids) and not await self._db.fetch(self._sql["owned"], **fence(grant)):
+            raise lost(grant)
+        return ()
+
+    async def claim(
+        self, stream: str, shard: int | None, worker: str, limit: int, seconds: float
+    ) -> Sequence[Claim]:
+        if shard is None:
+            return await super().claim(stream, shard, worker, limit, seconds)
+        rows = await self._db.fetch(
+            self._sql["claim_shard"], stream=stream, shard=shard, worker=worker, limit=limit, seconds=seconds
+        )
+        return sorted((Claim(self._event(row), row[21]) for row in rows), key=lambda claim: claim.event.seq)
+
+    async def prune_published(self, keep_seconds: float, limit: int, after: UUID | None = None) -> Page:
+        # Ids of our own making are in order of time; ids that users gave may stand anywhere above.
+        now = (await self._db.fetch(self._sql["now"]))[0][0]
+        old, young = uuid7_floor(now - keep_seconds), uuid7_floor(now + _DAY)
+        bound = old if after is None or after < old else _LAST_ID
+        start = after or _FIRST_ID
+        rows = await self._db.fetch(
+            self._sql["prune_page_by_id"], keep=-keep_seconds, limit=limit, after=start, bound=bound
+        )
+        settled = [event_id for event_id, is_settled in rows if is_settled]
+        deleted = 0
+        if settled:
+            deleted = await self._db.execute(self._sql["prune_by_id"], ids=settled, keep=-keep_seconds)
+        if len(rows) == limit:
+            return Page(deleted, rows[-1][0])
+        return Page(deleted, young if bound == old else None)
+
+    async def doze(self, stream: str, worker: str, asleep: bool) -> None:
+        if self._listener is not None:
+            await self._db.execute(self._sql["doze" if asleep else "wake"], stream=stream, worker=worker)
+
+
+class PostgresListener:
+    """Listens on a connection of its own, and connects again when it is cut: polling covers the gap."""
+
+    def __init__(self, url: str, name: str, channel: str) -> None:
+        self._url = url
+        self._name = name
+        self._channel = channel
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, on_wake: Callable[[str], None]) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._listen(on_wake), name="pillarbox-listen")
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _listen(self, on_wake: Callable[[str], None]) -> None:
+        while True:
+            closed = asyncio.Event()
+            try:
+                connection = await asyncpg.connect(self._url, timeout=_CONNECT_SECONDS)
+                try:
+                    connection.add_termination_listener(lambda _: closed.set())
+                    await connection.add_listener(self._channel, lambda *told: on_wake(told[3]))
+                    await closed.wait()
+                finally:
+                    connection.terminate()
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                log.warning(
+                    "%s: cannot listen for wake-ups (%s); polling goes on",
+                    self._name,
+                    type(error).__name__,
+                    extra={"action": "listen_failed"},
+                )
+            await asyncio.sleep(_LISTEN_RETRY_SECONDS)

@@ -1,0 +1,44 @@
+"""The names of an outbox's tables and indexes, all from one prefix."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from pillarbox.errors import ConfigError
+
+_TABLES = ("meta", "event", "stream", "worker", "lease", "blocked_key", "dead_letter", "audit", "sleeper")
+_INDEXES = (
+    "ready_index",
+    "aside_index",
+    "due_index",
+    "leased_index",
+    "blocked_due_index",
+    "dead_index",
+    "dead_key_index",
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
+
+
+@dataclass(frozen=True)
+class Names:
+    """``prefix`` starts every table's name; ``schema`` is the database schema they stand in, if it has schemas."""
+
+    prefix: str = "outbox"
+    schema: str | None = None
+
+    def __post_init__(self) -> None:
+        for setting, value in (("prefix", self.prefix), ("schema", self.schema)):
+            if value is not None and not _NAME.fullmatch(value):
+                raise ConfigError(
+                    f"{setting} {value!r} cannot name a table; use letters, digits and _, at most 40, not starting with a digit"
+                )
+
+    @cached_property
+    def parts(self) -> dict[str, str]:
+        """What the placeholders of a statement stand for."""
+        before = f"{self.schema}." if self.schema else ""
+        parts = {name: f"{before}{self.prefix}_{name}" for name in (*_TABLES, "wake", "event_seq")}
+        parts |= {
+            name: f"{self.prefix}_{name.removesuffix('_index')}" for name in (*_INDEXES, "wake_trigger")
+        }
+        return parts | {"channel": f"{self.schema or 'public'}_{self.prefix}"}

@@ -1,0 +1,199 @@
+"""Ordered streams on SQL: shards that are owned, and turns on them."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar
+
+from pillarbox.errors import LeaseLost
+from pillarbox.event import Event
+from pillarbox.store import Aside, Failure, Grant, KeyRun, Settlement, Work
+from pillarbox.stores.sql.database import Connection
+from pillarbox.stores.sql.rows import error_line, event_from_row
+from pillarbox.stores.sql.schema import SchemaPart
+from pillarbox.stores.sql.statements import POLL, POLL_SHARD, Statement
+
+_PARKED = "parked: an earlier event of its key is dead"
+_LONG_AGO = -86_400.0
+
+
+def fence(grant: Grant) -> dict[str, Any]:
+    """The parameters that prove ownership."""
+    return {"stream": grant.stream, "shard": grant.shard, "token": grant.token, "worker": grant.worker}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class OrderedPart(SchemaPart):
+    """The part of a SQL store that serves ordered streams."""
+
+    _announced: set[str]
+    _polls: dict[int, Statement]
+    # A condition on seq for the branch {n} of a poll, on a database that needs one.
+    poll_floor: ClassVar[str] = ""
+    # How this driver's cells become Python's own types.
+    _event: Callable[[Sequence[Any]], Event] = staticmethod(event_from_row)
+    _as_uuid: Callable[[Any], Any] = staticmethod(_same)
+    _as_instant: Callable[[Any], Any] = staticmethod(_same)
+
+    async def join(self, stream: str, worker: str, seconds: float) -> None:
+        if stream not in self._announced:
+            async with self._db.transaction() as tx:
+                await tx.execute(self._sql["announce"], stream=stream)
+                shards = [{"stream": stream, "shard": shard} for shard in range(self._shards)]
+                await tx.execute_many(self._sql["announce_shard"], shards)
+            self._announced.add(stream)
+        await self._db.execute(self._sql["join"], stream=stream, worker=worker, seconds=seconds)
+
+    async def leave(self, stream: str, worker: str) -> None:
+        await self._db.execute(self._sql["leave"], stream=stream, worker=worker, long_ago=_LONG_AGO)
+
+    async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
+        async with self._db.transaction() as tx:
+            rows = await tx.fetch(self._sql["takeable"], stream=stream, limit=limit)
+            shards = [row[0] for row in rows]
+            if not shards:
+                return []
+            await tx.execute(self._sql["take"], stream=stream, worker=worker, seconds=seconds, shards=shards)
+            taken = await tx.fetch(self._sql["taken"], stream=stream, shards=shards)
+        return [
+            Grant(stream, shard, worker, token, unclean_count, self._as_uuid(suspect))
+            for shard, token, unclean_count, suspect in taken
+        ]
+
+    async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
+        # A row per statement: several leases locked by one deadlock with the settle of one of them.
+        renew = self._sql["renew"]
+        return [grant for grant in grants if await self._db.execute(renew, **fence(grant), seconds=seconds)]
+
+    async def give(self, grants: Sequence[Grant]) -> None:
+        for grant in grants:
+            await self._db.execute(self._sql["give"], **fence(grant))
+
+    async def poll(self, stream: str, worker: str, grants: Sequence[Grant] | None) -> Work:
+        shards = range(self._shards) if grants is None else [grant.shard for grant in grants]
+        return await self._poll_shards(stream, worker, shards)
+
+    async def _poll_shards(self, stream: str, worker: str, shards: Sequence[int], **values: Any) -> Work:
+        values |= {f"shard_{place}": shard for place, shard in enumerate(shards)}
+        rows = await self._db.fetch(self._poll_statement(len(shards)), stream=stream, worker=worker, **values)
+        found: dict[str, list[int]] = {}
+        for kind, number in rows:
+            found.setdefault(kind, []).append(number)
+        return Work(
+            paused=found["paused"] != [0],
+            live=found["live"][0],
+            rank=found["rank"][0],
+            free=found["free"][0],
+            ready=frozenset(found.get("ready", ())),
+            due=frozenset(found.get("due", ())),
+            scheduled="scheduled" in found,
+            suspects="suspects" in found,
+        )
+
+    def _poll_statement(self, shards: int) -> Statement:
+        if shards not in self._polls:
+            branches = [
+                POLL_SHARD.format(n=place, floor=self.poll_floor.format(n=place)) for place in range(shards)
+            ]
+            self._polls[shards] = self._statement(" UNION ALL ".join([POLL, *branches]))
+        return self._polls[shards]
+
+    async def keys_aside(self, grant: Grant) -> Collection[str]:
+        rows = await self._db.fetch(self._sql["keys_aside"], stream=grant.stream, shard=grant.shard)
+        return {row[0] for row in rows}
+
+    async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        rows = await self._db.fetch(self._sql["read"], **fence(grant), limit=limit, max_bytes=max_bytes)
+        return [self._event(row) for row in rows]
+
+    async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        due = await self._db.fetch(self._sql["due_key"], stream=grant.stream, shard=grant.shard)
+        if not due:
+            return None
+        key, mode = due[0]
+        rows = await self._db.fetch(
+            self._sql["read_key"], **fence(grant), key=key, limit=limit, max_bytes=max_bytes
+        )
+        return KeyRun(key, Aside(mode), [self._event(row) for row in rows])
+
+    async def suspect(self, grant: Grant, event: Event | None) -> None:
+        if event is None:
+            changed = await self._db.execute(self._sql["unsuspect"], **fence(grant))
+        else:
+            changed = await self._db.execute(self._sql["suspect"], **fence(grant), suspect=event.id)
+        if not changed:
+            raise lost(grant)
+
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        async with self._db.transaction() as tx:
+            if not await tx.fetch(self._sql["fence"], **fence(grant)):
+                raise lost(grant)
+            return await self._settle(tx, grant, settlement)
+
+    async def _settle(self, tx: Connection, grant: Grant, settlement: Settlement) -> Collection[str]:
+        place = {"stream": grant.stream, "shard": grant.shard}
+        # The keys' rows first: an operator who replays at this moment is seen by the statements that follow.
+        keys = {event.key for event in settlement.held if event.key is not None}
+        keys |= settlement.aside.keys() | set(settlement.release)
+        modes: dict[str, str] = {}
+        if keys:
+            rows = await tx.fetch(self._sql["lock_keys"], **place, keys=sorted(keys))
+            modes = {key: mode for key, mode in rows}
+        await self._publish(tx, settlement)
+        await self._fail(tx, "fail", settlement.failed)
+        parked = [event for event in settlement.held if modes.get(event.key or "") == Aside.PARKED]
+        held = [
+            event.id for event in settlement.held if event.key in modes and modes[event.key] != Aside.PARKED
+        ]
+        await self._bury(
+            tx, [*settlement.dead, *(Failure(event, _PARKED, event.attempts) for event in parked)]
+        )
+        if held:
+            await tx.execute(self._sql["hold"], ids=held)
+        for key, (mode, delay) in settlement.aside.items():
+            await tx.execute(self._sql["set_aside"], **place, key=key, mode=mode.value, delay=delay)
+            modes[key] = mode
+        for key in settlement.release:
+            if await tx.execute(self._sql["release_key"], **place, key=key):
+                modes.pop(key, None)
+        return modes.keys()
+
+    async def _publish(self, tx: Connection, settlement: Settlement) -> None:
+        if settlement.published:
+            statement = self._sql["publish" if settlement.keep_published else "publish_delete"]
+            await tx.execute(statement, ids=[event.id for event in settlement.published])
+
+    async def _fail(self, tx: Connection, statement: str, failures: Sequence[Failure]) -> None:
+        rows = [
+            {
+                "id": event.id,
+                "attempts": attempts,
+                # The instant of a key's next attempt stands with the key, so that there is one truth of it.
+                "delay": delay,
+                "error": error,
+                "line": error_line(error, attempts),
+            }
+            for event, error, attempts, delay in failures
+        ]
+        if rows:
+            await tx.execute_many(self._sql[statement], rows)
+
+    async def _bury(self, tx: Connection, failures: Sequence[Failure]) -> None:
+        if not failures:
+            return
+        rows = [
+            {"id": event.id, "attempts": attempts, "error": error, "line": error_line(error, attempts)}
+            for event, error, attempts, _ in failures
+        ]
+        await tx.execute_many(self._sql["bury"], rows)
+        await tx.execute(self._sql["remove"], ids=[failure.event.id for failure in failures])
+
+    async def promote(self, stream: str, limit: int) -> int:
+        async with self._db.transaction() as tx:
+            rows = await tx.fetch(self._sql["due_ids"], stream=stream, limit=limit)
+            return await tx.execute(self._sql["promote"], ids=[row[0] for row in rows]) if rows else 0
+
+
+def lost(grant: Grant) -> LeaseLost:
+    return LeaseLost(f"worker {grant.worker} no longer owns shard {grant.shard} of stream '{grant.stream}'")

@@ -1,0 +1,98 @@
+"""Migrations: numbered files, each run once, in a transaction that keeps other migrations out."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from importlib.resources import files
+from typing import ClassVar, NamedTuple
+
+from pillarbox.errors import ConfigError, SchemaError
+from pillarbox.stores.sql.database import Connection, Database
+from pillarbox.stores.sql.names import Names
+from pillarbox.stores.sql.statements import SHARED, Dialect, Statement
+
+
+class Migration(NamedTuple):
+    """One file under ``migrations/<database>``; its statements are separated by blank lines."""
+
+    number: int
+    name: str
+    statements: Sequence[str]
+
+
+class SchemaPart:
+    """The part of a SQL store that knows its statements, its tables and their version."""
+
+    dialect: ClassVar[Dialect]
+    migrations: ClassVar[str]
+
+    def __init__(self, database: Database, names: Names, *, shards: int, description: str) -> None:
+        if not 1 <= shards <= 1024:
+            raise ConfigError(f"shards {shards} is out of range; use 1 to 1024 (16 serves most)")
+        self._db = database
+        self._names = names
+        self._shards = shards  # of a new outbox; one that exists brings its own
+        self._description = description
+        self._sql = {name: self._statement(template) for name, template in SHARED.items()}
+
+    @property
+    def description(self) -> str:
+        """Where the outbox is, without secrets."""
+        return self._description
+
+    def _statement(self, template: str) -> Statement:
+        return Statement(template, self.dialect, self._names.parts)
+
+    def steps(self) -> Sequence[Migration]:
+        """Every migration of this database, in order."""
+        found = []
+        folder = files("pillarbox.stores.sql") / "migrations" / self.migrations
+        for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+            text = file.read_text().format(**self._names.parts, shards=self._shards)
+            found.append(
+                Migration(
+                    int(file.name[:4]), file.name, [part for part in text.split("\n\n") if part.strip()]
+                )
+            )
+        return found
+
+    async def migrate(self) -> Sequence[str]:
+        """Bring the schema to this release's version; the names of the steps that were run."""
+        await self._db.open()
+        run = []
+        async with self._migrating() as tx:
+            meta = await self._meta(tx)
+            version = int(meta.get("schema_version", 0))
+            self._shards = int(meta.get("shards", self._shards))
+            for step in self.steps():
+                if step.number > version:
+                    for statement in step.statements:
+                        await tx.run(statement)
+                    for name, value in (("schema_version", step.number), ("shards", self._shards)):
+                        await tx.execute(self._sql["set_meta"], name=name, value=str(value))
+                    run.append(step.name)
+        return run
+
+    def _migrating(self) -> AbstractAsyncContextManager[Connection]:
+        return self._db.transaction()
+
+    async def _meta(self, connection: Connection) -> dict[str, str]:
+        # Asked first: on some databases an error ends the transaction that it happens in.
+        if not await connection.fetch(self._sql["has_meta"]):
+            return {}
+        return {name: value for name, value in await connection.fetch(self._sql["meta"])}
+
+    async def _check_schema(self) -> None:
+        meta = await self._meta(self._db)
+        version, newest = int(meta.get("schema_version", 0)), self.steps()[-1].number
+        where = f"the outbox '{self._names.prefix}' in {self.description}"
+        if version == 0:
+            raise SchemaError(f"{where} has no tables yet; make them with `await store.migrate()`")
+        if version > newest:
+            raise SchemaError(
+                f"{where} has schema version {version}, this release knows only {newest}; install a newer pillarbox"
+            )
+        if version < newest:
+            raise SchemaError(
+                f"{where} has schema version {version}, not yet {newest}; run `await store.migrate()`"
+            )
+        self._shards = int(meta["shards"])

@@ -1,0 +1,243 @@
+"""The statements that every SQL store shares, each with a sentence; what differs between databases is data.
+
+``{name}`` is a table or a fragment of the dialect, ``:name`` a parameter, ``{later:x}`` the database's now plus ``:x``
+seconds, ``{among:x}`` membership in the list ``:x``. A status is always a literal: as a parameter it hides the partial
+index from a generic plan.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+# In the order of the fields of Event, up to headers.
+EVENT_COLUMNS: Final = (
+    "id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,"
+    " content_type, schema_id, schema_version, occurred_at, created_at, attempts, max_attempts, headers"
+)
+WRITE_COLUMNS: Final = (
+    "id, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, key_hash, routing_key,"
+    " payload, content_type, headers, schema_id, schema_version, occurred_at, available_at, next_attempt_at, status,"
+    " max_attempts"
+)
+_MOVED: Final = (
+    "id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, key_hash, routing_key,"
+    " payload, content_type, headers, schema_id, schema_version, occurred_at, created_at, available_at, max_attempts"
+)
+_FENCE: Final = "stream = :stream AND shard = :shard AND token = :token AND owner = :worker"
+_WAITING: Final = "status IN ('pending', 'failed', 'held')"
+# Errors are kept as JSON lines; the oldest are worth most, so that a long history stops growing at its end.
+_HISTORY: Final = """CASE WHEN errors IS NULL THEN :line WHEN length(errors) > 16000 THEN errors
+    ELSE {history} END"""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one database says what the shared statements mean."""
+
+    now: str
+    later: str  # with {} for the parameter
+    among: str  # with {} for the parameter
+    has_meta: str  # FROM ... WHERE the table {meta} exists
+    param: str  # "$" numbers the parameters, ":" names them
+    skip_locked: str = ""
+    share_lock: str = ""
+    update_lock: str = ""
+    use_ready: str = ""
+    size: str = "length(payload)"
+    history: str = "errors || {newline} || :line"
+    newline: str = "char(10)"
+    floor: str = ""
+    true: str = "1"
+    false: str = "0"
+    integer: str = "integer"
+
+
+class _Macro:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __format__(self, parameter: str) -> str:
+        return self.text.format(f":{parameter}")
+
+
+class Statement:
+    """SQL text in the driver's own style, with the names of its parameters in order."""
+
+    __slots__ = ("names", "text")
+    _PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z_0-9]*)")
+
+    def __init__(self, template: str, dialect: Dialect, names: Mapping[str, str]) -> None:
+        fragments = {
+            "skip_locked": dialect.skip_locked,
+            "share_lock": dialect.share_lock,
+            "update_lock": dialect.update_lock,
+            "use_ready": dialect.use_ready.format(**names),
+            "size": dialect.size,
+            "floor": dialect.floor,
+            "true": dialect.true,
+            "false": dialect.false,
+            "integer": dialect.integer,
+            "has_meta": dialect.has_meta.format(**names),
+            "now": dialect.now,
+        }
+        history = dialect.history.format(newline=dialect.newline)
+        text = template.format(
+            **names, **fragments, history=history, later=_Macro(dialect.later), among=_Macro(dialect.among)
+        )
+        found = self._PARAMETER.findall(text)
+        self.names: tuple[str, ...] = tuple(dict.fromkeys(found))
+        if dialect.param == "$":
+            number = {name: f"${place}" for place, name in enumerate(self.names, 1)}
+            text = self._PARAMETER.sub(lambda match: number[match[1]], text)
+        self.text = " ".join(text.split())
+
+
+SHARED: Final[Mapping[str, str]] = {
+    # Schema.
+    "has_meta": "SELECT 1 {has_meta}",
+    "meta": "SELECT name, value FROM {meta}",
+    "set_meta": """INSERT INTO {meta} (name, value) VALUES (:name, :value)
+        ON CONFLICT (name) DO UPDATE SET value = excluded.value""",
+    # Writing.
+    "add": f"INSERT INTO {{event}} ({WRITE_COLUMNS}) VALUES ("
+    + ", ".join(f":{name.strip()}" for name in WRITE_COLUMNS.split(","))
+    + ")",
+    # A stream is announced by whoever serves it first.
+    "announce": "INSERT INTO {stream} (name) VALUES (:stream) ON CONFLICT (name) DO NOTHING",
+    "announce_shard": "INSERT INTO {lease} (stream, shard) VALUES (:stream, :shard) ON CONFLICT (stream, shard) DO NOTHING",
+    "join": """INSERT INTO {worker} (stream, name, seen_until) VALUES (:stream, :worker, {later:seconds})
+        ON CONFLICT (stream, name) DO UPDATE SET seen_until = excluded.seen_until""",
+    # Names are never used twice, so those of workers long gone are removed by whoever leaves.
+    "leave": """DELETE FROM {worker} WHERE stream = :stream
+        AND (name = :worker OR seen_until < {later:long_ago})""",
+    # Ownership: a token that grows, so that whoever lost a shard can change nothing of it.
+    "takeable": """SELECT shard FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < {now})
+        ORDER BY shard LIMIT :limit {skip_locked}""",
+    "take": """UPDATE {lease} SET unclean_count = unclean_count + CASE WHEN owner IS NULL THEN 0 ELSE 1 END,
+        owner = :worker, token = token + 1, lease_until = {later:seconds}
+        WHERE stream = :stream AND shard {among:shards}""",
+    "taken": "SELECT shard, token, unclean_count, suspect FROM {lease} WHERE stream = :stream AND shard {among:shards}",
+    "renew": f"UPDATE {{lease}} SET lease_until = {{later:seconds}} WHERE {_FENCE}",
+    "give": f"UPDATE {{lease}} SET owner = NULL, lease_until = NULL, suspect = NULL WHERE {_FENCE}",
+    "suspect": f"UPDATE {{lease}} SET suspect = :suspect WHERE {_FENCE}",
+    "unsuspect": f"UPDATE {{lease}} SET suspect = NULL, unclean_count = 0 WHERE {_FENCE}",
+    "fence": f"SELECT 1 FROM {{lease}} WHERE {_FENCE} {{share_lock}}",
+    "owned": f"SELECT 1 FROM {{lease}} WHERE {_FENCE}",
+    # A turn. The window cuts the batch where its bytes pass the limit, before they leave the database.
+    "read": f"""SELECT {EVENT_COLUMNS}, status FROM (
+        SELECT *, sum({{size}}) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - {{size}} AS before FROM (
+            SELECT * FROM {{event}} {{use_ready}} WHERE stream = :stream AND shard = :shard AND status = 'pending'
+            {{floor}} AND EXISTS (SELECT 1 FROM {{lease}} WHERE {_FENCE}) ORDER BY seq LIMIT :limit
+        ) AS head) AS batch WHERE before <= :max_bytes ORDER BY seq""",
+    "keys_aside": "SELECT key FROM {blocked_key} WHERE stream = :stream AND shard = :shard",
+    "due_key": """SELECT key, mode FROM {blocked_key} WHERE stream = :stream AND shard = :shard
+        AND next_attempt_at <= {now} ORDER BY next_attempt_at LIMIT 1""",
+    "read_key": f"""SELECT {EVENT_COLUMNS}, status FROM (
+        SELECT *, sum({{size}}) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - {{size}} AS before FROM (
+            SELECT * FROM {{event}} WHERE stream = :stream AND shard = :shard AND key = :key
+            AND status IN ('failed', 'held') AND EXISTS (SELECT 1 FROM {{lease}} WHERE {_FENCE})
+            ORDER BY seq LIMIT :limit
+        ) AS head) AS batch WHERE before <= :max_bytes ORDER BY seq""",
+    # Settling. An event's state is checked, so that doing it twice changes nothing.
+    "publish": f"""UPDATE {{event}} SET status = 'published', published_at = {{now}}, attempts = attempts + 1
+        WHERE id {{among:ids}} AND {_WAITING}""",
+    "publish_delete": f"DELETE FROM {{event}} WHERE id {{among:ids}} AND {_WAITING}",
+    "fail": f"""UPDATE {{event}} SET status = 'failed', attempts = :attempts, next_attempt_at = {{later:delay}},
+        last_error = :error, last_error_at = {{now}}, errors = {_HISTORY} WHERE id = :id AND {_WAITING}""",
+    "hold": "UPDATE {event} SET status = 'held' WHERE id {among:ids} AND status = 'pending'",
+    "bury": f"""INSERT INTO {{dead_letter}} ({_MOVED}, attempts, error, errors)
+        SELECT {_MOVED}, :attempts, :error, {_HISTORY} FROM {{event}} WHERE id = :id""",
+    "remove": "DELETE FROM {event} WHERE id {among:ids}",
+    # Keys set aside: whoever changes one locks its row first and looks afterwards, in a statement of its own.
+    "lock_keys": """SELECT key, mode FROM {blocked_key} WHERE stream = :stream AND shard = :shard AND key {among:keys}
+        ORDER BY key {update_lock}""",
+    "set_aside": """INSERT INTO {blocked_key} (stream, shard, key, mode, next_attempt_at)
+        VALUES (:stream, :shard, :key, :mode, {later:delay})
+        ON CONFLICT (stream, shard, key) DO UPDATE SET mode = excluded.mode, next_attempt_at = excluded.next_attempt_at""",
+    "release_key": """DELETE FROM {blocked_key} WHERE stream = :stream AND shard = :shard AND key = :key AND mode = 'retry'
+        AND NOT EXISTS (SELECT 1 FROM {event} WHERE stream = :stream AND shard = :shard AND key = :key
+            AND status IN ('failed', 'held'))""",
+    "free_key": """UPDATE {blocked_key} SET mode = 'retry', next_attempt_at = {now}
+        WHERE stream = :stream AND shard = :shard AND key = :key AND (mode = 'retry' OR NOT EXISTS (
+            SELECT 1 FROM {dead_letter} WHERE stream = :stream AND key = :key AND seq < :seq))""",
+    # Instants that have come.
+    "due_ids": """SELECT id FROM {event} WHERE stream = :stream AND next_attempt_at <= {now}
+        AND status IN ('scheduled', 'failed') AND suspect = {false} ORDER BY next_attempt_at LIMIT :limit {skip_locked}""",
+    "promote": """UPDATE {event} SET status = 'pending', next_attempt_at = NULL WHERE id {among:ids}
+        AND status IN ('scheduled', 'failed')""",
+    # Queue streams.
+    "ready_ids": """SELECT id FROM {event} {use_ready} WHERE stream = :stream AND shard = :shard AND status = 'pending'
+        ORDER BY seq LIMIT :limit {skip_locked}""",
+    "suspect_ids": """SELECT id FROM {event} WHERE stream = :stream AND next_attempt_at <= {now} AND status = 'failed'
+        AND suspect = {true} ORDER BY next_attempt_at LIMIT 1 {skip_locked}""",
+    "claim": """UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL,
+        lease_owner = :worker, lease_token = lease_token + 1, lease_until = {later:seconds},
+        processing_started_at = {now} WHERE id {among:ids}""",
+    "claimed": f"SELECT {EVENT_COLUMNS}, status, lease_token FROM {{event}} WHERE id {{among:ids}} ORDER BY seq",
+    "renew_claim": """UPDATE {event} SET lease_until = {later:seconds}
+        WHERE id = :id AND status = 'processing' AND lease_token = :token""",
+    "lock_claim": """SELECT id, lease_token FROM {event} WHERE id {among:ids} AND status = 'processing' ORDER BY id
+        {update_lock}""",
+    "publish_claims": """UPDATE {event} SET status = 'published', published_at = {now}, lease_owner = NULL,
+        lease_until = NULL, suspect = {false} WHERE id {among:ids}""",
+    "fail_claim": f"""UPDATE {{event}} SET status = 'failed', attempts = :attempts, next_attempt_at = {{later:delay}},
+        last_error = :error, last_error_at = {{now}}, errors = {_HISTORY}, lease_owner = NULL, lease_until = NULL,
+        suspect = {{false}} WHERE id = :id""",
+    "refund": """UPDATE {event} SET status = 'pending', attempts = attempts - 1, lease_owner = NULL, lease_until = NULL
+        WHERE id {among:ids}""",
+    "stuck": """SELECT id, attempts, max_attempts, suspect FROM {event} WHERE stream = :stream
+        AND status = 'processing' AND (lease_until < {now} OR processing_started_at < {later:stuck})
+        ORDER BY lease_until LIMIT :limit {skip_locked}""",
+    # A crash is charged to an event only if it was worked alone: else it is given back and waits to be worked alone.
+    "rescue": f"""UPDATE {{event}} SET status = 'failed', attempts = :attempts, suspect = {{true}},
+        next_attempt_at = {{now}}, lease_token = lease_token + 1, lease_owner = NULL, lease_until = NULL,
+        last_error = :error, last_error_at = {{now}}, errors = {_HISTORY} WHERE id = :id""",
+    # Retention. A page of the table in order of insertion: which are old and settled, and whether all are old.
+    "prune_page": """SELECT seq, CASE WHEN status = 'published' AND published_at < {later:keep} THEN 1 ELSE 0 END,
+        CASE WHEN created_at < {later:keep} THEN 1 ELSE 0 END FROM {event} WHERE seq > :after ORDER BY seq LIMIT :limit""",
+    # The state is checked again: an operator may have replayed one meanwhile.
+    "prune": """DELETE FROM {event} WHERE seq {among:seqs} AND status = 'published'
+        AND published_at < {later:keep}""",
+    # Dead letters whose key is blocked or parked are what an operator needs to free it.
+    "prune_dead": """DELETE FROM {dead_letter} WHERE id IN (SELECT id FROM {dead_letter} AS d
+        WHERE died_at < {later:keep} AND NOT EXISTS (SELECT 1 FROM {blocked_key} AS b WHERE b.stream = d.stream
+            AND b.shard = d.shard AND b.key = d.key AND b.mode IN ('blocked', 'parked'))
+        ORDER BY died_at LIMIT :limit)""",
+    # Steering.
+    "pause": """INSERT INTO {stream} (name, paused) VALUES (:stream, :paused)
+        ON CONFLICT (name) DO UPDATE SET paused = excluded.paused""",
+    "audit": "INSERT INTO {audit} (operator, action, stream, event_id) VALUES (:operator, :action, :stream, :event_id)",
+    # One step per stream along the index, whatever the number of events.
+    "waiting_streams": """WITH RECURSIVE found (stream) AS (
+            SELECT min(stream) FROM {event} WHERE status = 'pending'
+            UNION ALL
+            SELECT (SELECT min(stream) FROM {event} WHERE status = 'pending' AND stream > found.stream)
+            FROM found WHERE found.stream IS NOT NULL)
+        SELECT stream FROM found WHERE stream IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM {worker} WHERE {worker}.stream = found.stream AND seen_until > {now})""",
+    "count": "SELECT status, count(*) FROM {event} WHERE stream = :stream GROUP BY status",
+    "count_dead": "SELECT count(*) FROM {dead_letter} WHERE stream = :stream",
+    "dead_letters": f"""SELECT {EVENT_COLUMNS}, 'dead' AS status, died_at, error, errors FROM {{dead_letter}}
+        WHERE :stream IS NULL OR stream = :stream ORDER BY died_at, seq LIMIT :limit""",
+    # Operators.
+    "lock_dead": """SELECT id, stream, shard, key, seq FROM {dead_letter} WHERE id {among:ids}
+        ORDER BY stream, shard, key, seq {update_lock}""",
+    "exhume": f"""INSERT INTO {{event}} ({_MOVED}, attempts, status, last_error, last_error_at, errors)
+        SELECT {_MOVED}, 0, :status, error, died_at, errors FROM {{dead_letter}} WHERE id = :id""",
+    "remove_dead": "DELETE FROM {dead_letter} WHERE id {among:ids}",
+}
+
+# One branch for each shard that is asked about, joined with UNION ALL.
+POLL: Final = """SELECT 'paused' AS kind, count(*) AS n FROM {stream} WHERE name = :stream AND paused = {true}
+    UNION ALL SELECT 'live', count(*) FROM {worker} WHERE stream = :stream AND seen_until > {now}
+    UNION ALL SELECT 'rank', count(*) FROM {worker} WHERE stream = :stream AND seen_until > {now} AND name < :worker
+    UNION ALL SELECT 'free', count(*) FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < {now})
+    UNION ALL SELECT 'scheduled', 1 WHERE EXISTS (SELECT 1 FROM {event} WHERE stream = :stream
+        AND next_attempt_at <= {now} AND suspect = {false})
+    UNION ALL SELECT 'suspects', 1 WHERE EXISTS (SELECT 1 FROM {event} WHERE stream = :stream
+        AND next_attempt_at <= {now} AND suspect = {true})"""
+POLL_SHARD: Final = """SELECT 'ready', CAST(:shard_{n} AS {{integer}}) WHERE EXISTS (SELECT 1 FROM {{event}} {{use_ready}}
+        WHERE stream = :stream AND shard = :shard_{n} AND status = 'pending' {floor})
+    UNION ALL SELECT 'due', CAST(:shard_{n} AS {{integer}}) WHERE EXISTS (SELECT 1 FROM {{blocked_key}}
+        WHERE stream = :stream AND shard = :shard_{n} AND next_attempt_at <= {{now}})"""

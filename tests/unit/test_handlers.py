@@ -1,0 +1,498 @@
+import asyncio
+import contextvars
+import functools
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pillarbox.conformance.events import make_event
+from pillarbox.errors import ConfigError, Reject
+from pillarbox.event import Event
+from pillarbox.publisher import ERROR_LENGTH, PUBLISHED, UNTRIED, Outcome, Publisher, Result
+from pillarbox.publishers import handlers as handlers_module
+from pillarbox.publishers.handlers import Handlers
+
+Function = Callable[[Event], Any]
+
+
+@asynccontextmanager
+async def opened(function: Function | None = None, **settings: Any) -> AsyncIterator[Handlers]:
+    handlers = Handlers(**settings)
+    if function is not None:
+        handlers.on("*")(function)
+    await handlers.open()
+    try:
+        yield handlers
+    finally:
+        await handlers.close()
+
+
+async def outcome_of(function: Function, event: Event | None = None, **settings: Any) -> Outcome:
+    async with opened(function, **settings) as handlers:
+        (outcome,) = await handlers.publish([event or make_event()])
+    return outcome
+
+
+def as_async(function: Function) -> Function:
+    async def handler(event: Event) -> Any:
+        return function(event)
+
+    return handler
+
+
+def raising(error: BaseException) -> Function:
+    def handler(event: Event) -> None:
+        raise error
+
+    return handler
+
+
+BOTH = pytest.mark.parametrize("kind", [as_async, lambda f: f], ids=["async", "plain"])
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Plain handlers wait for it; it is opened after the test, so that no thread outlives it."""
+    event = threading.Event()
+    yield event
+    event.set()
+    join_handler_threads()
+
+
+def join_handler_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("pillarbox-handler"):
+            thread.join(10)
+
+
+class TestRegistry:
+    def test_is_a_publisher(self) -> None:
+        assert isinstance(Handlers(), Publisher)
+        assert Handlers(concurrency=8).description == "handlers (8)"
+        assert Handlers(concurrency=8).features.slots == 16
+        assert Handlers(concurrency=40).features.slots == 40
+
+    def test_a_second_handler_for_a_type_is_refused(self) -> None:
+        handlers = Handlers()
+        handlers.on("a", "b")(print)
+        with pytest.raises(
+            ConfigError, match=r"'b' has the handler print already.*its own Handlers\(\) and stream"
+        ):
+            handlers.on("c", "b")(repr)
+        handlers.on("c")(repr)
+
+    @pytest.mark.parametrize("types", [(), ("",), ("order.*",)])
+    def test_a_type_is_named_in_full(self, types: tuple[str, ...]) -> None:
+        with pytest.raises(ConfigError, match=r'"\*"'):
+            Handlers().on(*types)(print)
+
+    @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+    def test_a_timeout_is_positive(self, timeout: float) -> None:
+        with pytest.raises(ConfigError, match="timeout="):
+            Handlers(timeout=timeout)
+        with pytest.raises(ConfigError, match="timeout="):
+            Handlers().on("a", timeout=timeout)
+
+    @pytest.mark.parametrize("setting", ["concurrency", "max_hung", "grace_seconds"])
+    def test_a_wrong_setting_names_itself(self, setting: str) -> None:
+        with pytest.raises(ConfigError, match=f"{setting}=-1"):
+            Handlers(**{setting: -1})
+
+    def test_what_cannot_be_a_handler_is_refused(self) -> None:
+        def generator(event: Event) -> Iterator[None]:
+            yield
+
+        async def async_generator(event: Event) -> AsyncIterator[None]:
+            yield
+
+        def two_arguments(event: Event, context: object) -> None: ...
+
+        for function, reason in [
+            (generator, "yield"),
+            (async_generator, "yield"),
+            (functools.partial(generator), "yield"),
+            (two_arguments, "only argument"),
+            ("text", "not a str"),
+        ]:
+            with pytest.raises(ConfigError, match=reason):
+                Handlers().on("a")(function)  # type: ignore[type-var]
+
+    @pytest.mark.asyncio
+    async def test_an_empty_registry_does_not_open(self) -> None:
+        with pytest.raises(ConfigError, match="no handler is registered"):
+            await Handlers().open()
+
+
+class TestCalling:
+    @pytest.mark.asyncio
+    async def test_each_type_goes_to_its_handler(self) -> None:
+        handlers, calls = Handlers(), []
+
+        @handlers.on("order.created", "order.paid")
+        async def orders(event: Event) -> None:
+            calls.append(("orders", event.type))
+
+        @handlers.on("*")
+        def others(event: Event) -> None:
+            calls.append(("others", event.type))
+
+        await handlers.open()
+        events = [make_event(type=t, key="k") for t in ("order.created", "order.paid", "mail.sent")]
+        assert await handlers.publish(events) == [PUBLISHED] * 3
+        await handlers.close()
+        assert calls == [("orders", "order.created"), ("orders", "order.paid"), ("others", "mail.sent")]
+
+    @pytest.mark.asyncio
+    async def test_a_type_without_a_handler_is_rejected_with_the_remedy(self) -> None:
+        handlers = Handlers()
+        handlers.on("a")(print)
+        await handlers.open()
+        (outcome,) = await handlers.publish([make_event(type="b")])
+        await handlers.close()
+        assert outcome.result is Result.REJECTED
+        assert outcome.error is not None
+        assert "'b'" in outcome.error
+        assert '@handlers.on("b")' in outcome.error
+
+    @pytest.mark.asyncio
+    async def test_where_a_handler_runs(self) -> None:
+        variable = contextvars.ContextVar[str]("variable")
+        variable.set("seen")
+        seen = []
+
+        def handler(event: Event) -> None:
+            seen.append((threading.current_thread().name.rpartition("-")[0], variable.get()))
+
+        await outcome_of(handler)
+        await outcome_of(as_async(handler))
+        assert seen == [("pillarbox-handler", "seen"), ("", "seen")]
+
+    @pytest.mark.asyncio
+    async def test_a_thread_is_kept_for_the_next_event(self) -> None:
+        threads = set()
+        async with opened(lambda event: threads.add(threading.get_ident())) as handlers:
+            await handlers.publish([make_event(key="k") for _ in range(5)])
+        assert len(threads) == 1
+
+    @pytest.mark.asyncio
+    async def test_async_functions_in_disguise(self) -> None:
+        class Callable:
+            async def __call__(self, event: Event) -> None: ...
+
+        async def handler(greeting: str, event: Event) -> None: ...
+
+        assert await outcome_of(Callable()) == PUBLISHED
+        assert await outcome_of(functools.partial(handler, "hello")) == PUBLISHED
+
+    @pytest.mark.asyncio
+    async def test_limited_to_shares_the_functions(self) -> None:
+        handlers = Handlers()
+        other = handlers.limited_to(3)
+        handlers.on("*")(as_async(lambda event: None))
+        await other.open()
+        assert other.description == "handlers (3)"
+        assert await other.publish([make_event()]) == [PUBLISHED]
+        (outcome,) = await handlers.publish([make_event()])
+        assert outcome.is_outage
+        await other.close()
+
+
+@BOTH
+class TestOutcomes:
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize(
+        ("error", "result", "text"),
+        [
+            (Reject("no such customer"), Result.REJECTED, "no such customer"),
+            (Reject(), Result.REJECTED, "rejected the event"),
+            (ValueError("boom"), Result.RETRY, "ValueError: boom"),
+            (ValueError(), Result.RETRY, "ValueError"),
+            (StopIteration("boom"), Result.RETRY, "StopIteration"),
+            (TimeoutError("boom"), Result.RETRY, "TimeoutError: boom"),
+            (asyncio.CancelledError(), Result.RETRY, "CancelledError, though the relay did not cancel it"),
+            (SystemExit(1), Result.RETRY, "must not stop the relay"),
+        ],
+    )
+    async def test_an_exception(self, kind: Any, error: BaseException, result: Result, text: str) -> None:
+        outcome = await outcome_of(kind(raising(error)))
+        assert outcome.result is result
+        assert outcome.charged
+        assert text in (outcome.error or "")
+
+    @pytest.mark.asyncio
+    async def test_an_error_is_cut(self, kind: Any) -> None:
+        outcome = await outcome_of(kind(raising(ValueError("x" * 10_000))))
+        assert outcome.error is not None
+        assert len(outcome.error) == ERROR_LENGTH
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("quote", [bytes.decode, repr, json.loads, lambda p: repr(p.decode())])
+    async def test_an_error_never_quotes_the_payload(
+        self, kind: Any, quote: Callable[[bytes], object]
+    ) -> None:
+        event = make_event(payload=b'{"card": "4111 1111"}')
+        outcome = await outcome_of(kind(raising(ValueError(f"bad card in {quote(event.payload)}"))), event)
+        assert outcome.error == "ValueError: bad card in [payload]"
+
+    @pytest.mark.asyncio
+    async def test_a_broken_exception(self, kind: Any) -> None:
+        class BrokenError(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError
+
+        assert (await outcome_of(kind(raising(BrokenError())))).error == "BrokenError"
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("value", [False, True, 0, {}])
+    async def test_a_return_value_is_no_success(self, kind: Any, value: object) -> None:
+        outcome = await outcome_of(kind(lambda event: value))
+        assert outcome.result is Result.RETRY
+        assert f"returned {'an' if value == 0 and value is not False else 'a'} " in (outcome.error or "")
+
+    @pytest.mark.asyncio
+    async def test_a_forgotten_await_is_no_success(self, kind: Any) -> None:
+        async def work() -> None: ...
+
+        outcome = await outcome_of(kind(lambda event: work()))
+        assert outcome.result is Result.RETRY
+        assert "returned a coroutine that nobody awaited" in (outcome.error or "")
+
+    def test_keyboard_interrupt_passes(self, kind: Any) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(outcome_of(kind(raising(KeyboardInterrupt()))))
+
+
+class TestOrder:
+    @pytest.mark.asyncio
+    async def test_keys_run_side_by_side_up_to_the_limit(self) -> None:
+        barrier, running, most = asyncio.Barrier(3), 0, 0
+
+        async def handler(event: Event) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await barrier.wait()
+            running -= 1
+
+        async with opened(handler, concurrency=3) as handlers:
+            calls = [[make_event(), make_event(key=None)], [make_event(key=None) for _ in range(4)]]
+            outcomes = await asyncio.gather(*map(handlers.publish, calls))
+        assert [len(o) for o in outcomes] == [2, 4]
+        assert most == 3
+
+    @pytest.mark.asyncio
+    async def test_plain_handlers_run_side_by_side(self) -> None:
+        barrier = threading.Barrier(3)
+        async with opened(lambda event: (barrier.wait(10), None)[1], concurrency=3) as handlers:
+            assert await handlers.publish([make_event() for _ in range(3)]) == [PUBLISHED] * 3
+
+    @pytest.mark.asyncio
+    async def test_one_event_of_a_key_at_a_time(self) -> None:
+        log: list[tuple[str, int]] = []
+
+        async def handler(event: Event) -> None:
+            log.append(("start", event.seq))
+            await asyncio.sleep(0)
+            log.append(("end", event.seq))
+
+        events = [make_event(key="k") for _ in range(4)]
+        async with opened(handler) as handlers:
+            await handlers.publish([*events, make_event(key=None, seq=0)])
+        own = [entry for entry in log if entry[1]]
+        assert own == [(step, event.seq) for event in events for step in ("start", "end")]
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("error", [ValueError(), Reject()])
+    async def test_a_failure_holds_back_its_key_only(self, error: Exception) -> None:
+        calls = []
+
+        async def handler(event: Event) -> None:
+            calls.append(event)
+            if event.type == "bad":
+                raise error
+
+        named = [("a", "good"), ("a", "bad"), ("b", "good"), ("a", "bad"), ("a", "good")]
+        events = [make_event(key=key, type=type_) for key, type_ in named]
+        nones = [make_event(key=None, type="bad"), make_event(key=None)]
+        async with opened(handler) as handlers:
+            outcomes = await handlers.publish([*events, *nones])
+        assert [o == PUBLISHED for o in outcomes] == [True, False, True, False, False, False, True]
+        assert list(outcomes[3:5]) == [UNTRIED, UNTRIED]
+        assert not {events[3].id, events[4].id} & {event.id for event in calls}
+
+
+class TestTimeouts:
+    @pytest.mark.asyncio
+    async def test_an_async_handler_is_cancelled(self) -> None:
+        handlers, ends = Handlers(timeout=None), []
+
+        @handlers.on("a", timeout=0.01)
+        async def handler(event: Event) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ends.append("cancelled")
+
+        await handlers.open()
+        (outcome,) = await handlers.publish([make_event(type="a")])
+        await handlers.close()
+        assert outcome.result is Result.RETRY
+        assert "handler did not finish within 0.01 s" in (outcome.error or "")
+        assert ends == ["cancelled"]
+
+    @pytest.mark.asyncio
+    async def test_an_async_handler_that_ignores_its_cancellation(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(handlers_module, "_CANCEL_SECONDS", 0.01)
+        finish, finished = asyncio.Event(), asyncio.Event()
+
+        async def handler(event: Event) -> None:
+            while not finish.is_set():
+                try:
+                    await finish.wait()
+                except asyncio.CancelledError:
+                    continue
+            finished.set()
+
+        async with opened(handler, timeout=0.01, max_hung=1) as handlers:
+            (outcome,) = await handlers.publish([make_event()])
+            assert "did not finish" in (outcome.error or "")
+            assert handlers.hung == 1
+            assert (await handlers.publish([make_event()]))[0].is_outage
+            finish.set()
+            await finished.wait()
+            await asyncio.sleep(0)
+            assert handlers.hung == 0
+
+    @pytest.mark.asyncio
+    async def test_a_hung_thread_is_replaced_until_too_many_hang(self, gate: threading.Event) -> None:
+        def handler(event: Event) -> None:
+            if event.type == "slow":
+                gate.wait(30)
+
+        async with opened(handler, concurrency=1, timeout=0.01, max_hung=2) as handlers:
+            for hung in (1, 2):
+                (outcome,) = await handlers.publish([make_event(type="slow")])
+                assert outcome.result is Result.RETRY
+                assert "did not finish within 0.01 s" in (outcome.error or "")
+                assert handlers.hung == hung
+                if hung == 1:
+                    assert await handlers.publish([make_event()]) == [PUBLISHED]
+            key = make_event().key
+            first, second = await handlers.publish([make_event(key=key), make_event(key=key)])
+            assert first.is_outage
+            assert "2 handlers hang" in (first.error or "")
+            assert "restart the relay" in (first.error or "")
+            assert second == UNTRIED
+            gate.set()
+            await handlers.close()
+            join_handler_threads()
+            assert handlers.hung == 0
+            await handlers.open()
+            assert await handlers.publish([make_event()]) == [PUBLISHED]
+
+
+class TestClosing:
+    @pytest.mark.asyncio
+    async def test_waits_for_what_runs_and_starts_nothing_more(self) -> None:
+        started, finish = asyncio.Event(), asyncio.Event()
+
+        async def handler(event: Event) -> None:
+            started.set()
+            await finish.wait()
+
+        async with opened(handler, concurrency=1) as handlers:
+            call = asyncio.create_task(handlers.publish([make_event(), make_event(), make_event(key=None)]))
+            await started.wait()
+            other = asyncio.create_task(handlers.publish([make_event()]))
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(handlers.close())
+            await asyncio.sleep(0)
+            finish.set()
+            await closing
+            assert await call == [PUBLISHED, UNTRIED, UNTRIED]
+            assert await other == [UNTRIED]
+
+    @pytest.mark.asyncio
+    async def test_cancels_async_handlers_after_the_grace(self) -> None:
+        started, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def handler(event: Event) -> None:
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        async with opened(handler, grace_seconds=0) as handlers:
+            call = asyncio.create_task(handlers.publish([make_event()]))
+            await started.wait()
+            await handlers.close()
+            assert cancelled.is_set()
+            assert await call == [UNTRIED]
+
+    @pytest.mark.asyncio
+    async def test_leaves_plain_handlers_behind_after_the_grace(self, gate: threading.Event) -> None:
+        loop, started = asyncio.get_running_loop(), asyncio.Event()
+
+        def handler(event: Event) -> None:
+            loop.call_soon_threadsafe(started.set)
+            gate.wait(30)
+
+        async with opened(handler, grace_seconds=0) as handlers:
+            call = asyncio.create_task(handlers.publish([make_event()]))
+            await started.wait()
+            await handlers.close()
+            assert await call == [UNTRIED]
+            assert handlers.hung == 1
+
+    def test_a_hung_handler_does_not_keep_the_process_alive(self) -> None:
+        program = """
+import asyncio, threading
+from pillarbox.conformance.events import make_event
+from pillarbox.publishers.handlers import Handlers
+async def main():
+    handlers = Handlers(timeout=0.01)
+    handlers.on("*")(lambda event: threading.Event().wait())
+    await handlers.open()
+    print((await handlers.publish([make_event()]))[0].result)
+    await handlers.close()
+asyncio.run(main())
+"""
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
+        assert ended.stdout.strip() == b"retry"
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("batch", [1, 3])
+    async def test_cancelling_publish_cancels_its_handlers(self, batch: int) -> None:
+        started, ends = asyncio.Barrier(batch + 1), []
+        events = [make_event() for _ in range(batch)]
+
+        async def handler(event: Event) -> None:
+            await started.wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ends.append(event)
+
+        async with opened(handler) as handlers:
+            call = asyncio.create_task(handlers.publish(events))
+            await started.wait()
+            call.cancel()
+            await asyncio.wait({call})
+            assert call.cancelled()
+            assert len(ends) == batch
+
+    @pytest.mark.asyncio
+    async def test_open_twice_keeps_what_runs(self) -> None:
+        async with opened(as_async(lambda event: None)) as handlers:
+            await handlers.open()
+            assert await handlers.publish([make_event()]) == [PUBLISHED]
