@@ -264,9 +264,7 @@ def test_listens_on_this_machine_only(own_server: OwnServer) -> None:
 
     servers = [own_server(each) for each in (Postgres, Mongo, Nats, Valkey)]
     for server in servers:
-        sockets = [
-            s for p in processes_in(server.folder) for s in psutil.Process(p.pid).net_connections("inet")
-        ]
+        sockets = [s for p in processes_in(server.folder) for s in psutil.Process(p.pid).net_connections("inet")]
         listening = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
         assert listening == {"127.0.0.1"}, server.name
 
@@ -304,9 +302,7 @@ def test_settings_reach_the_server(own_server: OwnServer) -> None:
         assert "setName" not in client.admin.command("hello")
 
 
-def test_a_failed_start_shows_the_log_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_start_shows_the_log_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     servers = [Valkey(), Postgres(settings={"wal_level": "nonsense"})]
 

@@ -183,9 +183,7 @@ def cloudevents_structured(source: str, headers: HeaderBuilder = event_headers) 
 ENVELOPES: Final = ("raw", "legacy", "cloudevents", "cloudevents_binary", "cloudevents_structured")
 
 
-def envelope_named(
-    name: str, *, headers: HeaderBuilder | None = None, source: str = "/pillarbox"
-) -> Envelope:
+def envelope_named(name: str, *, headers: HeaderBuilder | None = None, source: str = "/pillarbox") -> Envelope:
     """The envelope that a setting names; ``cloudevents`` is the binary mode.
 
     headers: none given: the default of that envelope.
@@ -210,9 +208,7 @@ def _key(event: Event) -> bytes | None:
 
 def _check_source(source: str) -> None:
     if not source:
-        raise ConfigError(
-            "source='' is not allowed by CloudEvents; name the producer, for instance '/shop/orders'"
-        )
+        raise ConfigError("source='' is not allowed by CloudEvents; name the producer, for instance '/shop/orders'")
 
 
 def _attributes(event: Event, source: str) -> list[tuple[str, str]]:
@@ -237,18 +233,14 @@ def _attributes(event: Event, source: str) -> list[tuple[str, str]]:
         attributes.append(("dataschema" if ":" in event.schema_id else "schemaid", event.schema_id))
     if event.schema_version is not None:
         attributes.append(("schemaversion", event.schema_version))
-    attributes += [
-        (name, event.headers[name]) for name in ("traceparent", "tracestate") if name in event.headers
-    ]
+    attributes += [(name, event.headers[name]) for name in ("traceparent", "tracestate") if name in event.headers]
     return attributes
 
 
 @lru_cache(maxsize=256)
 def _is_json(content_type: str) -> bool:
     kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
-    charset = next(
-        (each.removeprefix("charset=").strip('"') for each in parameters if "charset=" in each), "utf-8"
-    )
+    charset = next((each.removeprefix("charset=").strip('"') for each in parameters if "charset=" in each), "utf-8")
     # A document has one encoding: JSON in another one can only stand in it as base64.
     return (kind in ("application/json", "text/json") or kind.endswith("+json")) and charset in (
         "utf-8",
@@ -260,7 +252,5 @@ def _json_field(event: Event, plain: str, encoded: str) -> tuple[bytes, bytes]:
     if not _is_json(event.content_type):
         return encoded.encode(), b'"%b"' % b64encode(event.payload)
     if not event.payload or event.payload.isspace():
-        raise Reject(
-            f"the payload is empty, which is not {event.content_type}; write null, or another content type"
-        )
+        raise Reject(f"the payload is empty, which is not {event.content_type}; write null, or another content type")
     return plain.encode(), event.payload

@@ -137,10 +137,18 @@ class Store(Protocol):
     @property
     def features(self) -> Features: ...
     @property
-    def description(self) -> str: ...
+    def description(self) -> str:
+        """Where the outbox is, without secrets."""
+        ...
+
+    @property
+    def shards(self) -> int:
+        """How many shards a stream has: the table's own number, known once the store is open."""
+        ...
 
     async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
         """Connect and check the schema. ``on_wake(stream)`` is called when events may have arrived."""
+        ...
 
     async def close(self) -> None: ...
     async def migrate(self) -> Sequence[str]:
@@ -190,17 +198,13 @@ class Store(Protocol):
         """Make those whose instant has come pending; how many."""
 
     # Queue streams: leased events.
-    async def claim(
-        self, stream: str, shard: int | None, worker: str, limit: int, seconds: float
-    ) -> Sequence[Claim]:
+    async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
         """Lease pending events of a shard, each charged an attempt. No shard: one suspect, to be worked alone."""
 
     async def renew_claims(self, claims: Sequence[Claim], seconds: float) -> Collection[UUID]:
         """Extend leases; the answer is what is still held."""
 
-    async def settle_claims(
-        self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()
-    ) -> int:
+    async def settle_claims(self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
         """Settle leased events; ``refund`` gives events back uncharged. How many were refused as stale."""
 
     async def rescue(self, stream: str, stuck_seconds: float, max_attempts: int, limit: int) -> Rescued:

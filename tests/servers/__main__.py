@@ -30,17 +30,13 @@ def main() -> int:
         return 2
     if arguments.command == "up":
         return _up([REGISTRY[name]() for name in dict.fromkeys(arguments.names)])
-    classes = [REGISTRY[name] for name in arguments.names] or [
-        c for c in REGISTRY.values() if not c.on_request
-    ]
+    classes = [REGISTRY[name] for name in arguments.names] or [c for c in REGISTRY.values() if not c.on_request]
     return _fetch([each() for each in classes])
 
 
 def _unknown(name: str) -> str:
     close = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.4)
-    return f"unknown server '{name}', " + (
-        f"did you mean '{close[0]}'?" if close else f"known: {', '.join(REGISTRY)}"
-    )
+    return f"unknown server '{name}', " + (f"did you mean '{close[0]}'?" if close else f"known: {', '.join(REGISTRY)}")
 
 
 def _list() -> int:
@@ -80,6 +76,8 @@ def _fetch_one(server: Server) -> None:
 
 
 def _up(servers: Sequence[Server]) -> int:
+    # SIGINT too: a shell that puts the command into the background has it ignored.
+    signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         start_all(servers)

@@ -26,9 +26,7 @@ def hint(packages: Sequence[str]) -> str:
 def install(packages: Sequence[str]) -> None:
     """As root installs them; else raises with the command that does."""
     if shutil.which("apt-get") is None:
-        raise MissingError(
-            f"there is no apt-get here; install {', '.join(packages)} in this system's own way"
-        )
+        raise MissingError(f"there is no apt-get here; install {', '.join(packages)} in this system's own way")
     if os.geteuid() != 0:
         raise MissingError(f"installing {', '.join(packages)} needs root; run `sudo {command(packages)}`")
     print(f"pillarbox: installing {' '.join(packages)} ...", file=sys.stderr, flush=True)
@@ -42,9 +40,7 @@ def _run(line: str) -> None:
     done = subprocess.run(line.split(), env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         said = [each for each in done.stderr.splitlines() if each.startswith("E:")] or ["no reason given"]
-        raise MissingError(
-            f"`{line}` failed ({said[0]}); check the network and the package sources, then try again"
-        )
+        raise MissingError(f"`{line}` failed ({said[0]}); check the network and the package sources, then try again")
 
 
 @contextmanager

@@ -107,9 +107,7 @@ class Server(ABC):
                 self.after_first_start()
         except BaseException as error:
             self.close()
-            if isinstance(error, StartError) or not isinstance(
-                error, (ServerError, OSError, SubprocessError)
-            ):
+            if isinstance(error, StartError) or not isinstance(error, (ServerError, OSError, SubprocessError)):
                 raise
             raise StartError(f"{self.name} did not start: {error}; its log ends:\n{self.log()}") from error
         return self

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import base64
-import os
-import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from . import maven
+from . import maven, process
 from .base import ServerSet
 from .cache import cached
-from .errors import ServerError
 from .java import JavaServer, Jit
-from .process import free_port
 
 VERSION = "4.3.1"
 CLUSTER = "pillarboxpillarboxpill"  # an identity has 22 characters
@@ -24,7 +20,8 @@ class Kafka(JavaServer):
     name = "kafka"
     jars = maven.Jars(
         f"kafka-{VERSION}",
-        f"Kafka {VERSION} (44 MB)",
+        f"Kafka {VERSION}",
+        "44 MB",
         (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36"),
     )
     main_class = "kafka.Kafka"
@@ -42,7 +39,7 @@ class Kafka(JavaServer):
         """`controllers` maps the number of each node of a cluster to its controller's port."""
         super().__init__(settings=settings, jit=jit)
         self.node = node
-        self.controllers = controllers or {node: free_port()}
+        self.controllers = controllers or {node: process.free_port()}
 
     @property
     def url(self) -> str:
@@ -78,10 +75,7 @@ class Kafka(JavaServer):
         file = target / "format.properties"
         _write(file, {**self._roles(port=1), "log.dirs": str(target)})
         tool = [str(maven.java()), "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(file)]
-        environment = {**os.environ, **self.environment()}
-        done = subprocess.run(tool, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ServerError(f"Kafka's format ended with exit code {done.returncode}: {done.stderr[-2000:]}")
+        process.run_or_raise(tool, self.environment())
 
     def _roles(self, port: int) -> Mapping[str, str]:
         return {
@@ -119,7 +113,7 @@ class KafkaCluster(ServerSet):
 
     def __init__(self, *, settings: Mapping[str, str] | None = None, jit: Jit = "fast-start") -> None:
         super().__init__(settings=settings)
-        controllers = {number: free_port() for number in (1, 2, 3)}
+        controllers = {number: process.free_port() for number in (1, 2, 3)}
         self.nodes: Sequence[Kafka] = [
             Kafka(settings=settings, jit=jit, node=number, controllers=controllers) for number in controllers
         ]

@@ -8,9 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import apt
+from . import apt, process
 from .cache import cached
-from .errors import ServerError
 from .mysqld import Mysqld, as_root
 
 
@@ -35,11 +34,7 @@ class MariaDB(Mysqld):
     def _initialise(self, target: Path) -> None:
         options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
         command = ["mariadb-install-db", "--no-defaults", f"--datadir={target}", *options, *as_root()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ServerError(
-                f"mariadb-install-db ended with exit code {done.returncode}: {done.stdout[-2000:]}"
-            )
+        process.run_or_raise(command)
 
 
 def _program(name: str) -> str | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import process
 from .cache import cache_folder, cached
 from .errors import MissingError
 
@@ -22,6 +23,7 @@ class Jars:
 
     key: str
     label: str
+    size: str
     artifacts: tuple[str, ...]
     managed_by: str | None = None
 
@@ -33,9 +35,7 @@ class Jars:
         if self.present():
             return None
         if java() is None:
-            return (
-                f"{self.label} comes with Maven, which needs Java; {INSTALL.format('default-jre-headless')}"
-            )
+            return f"{self.label} comes with Maven, which needs Java; {INSTALL.format('default-jre-headless')}"
         if shutil.which("mvn") is None:
             return f"{self.label} comes with Maven, and there is no `mvn`; {INSTALL.format('maven')}"
         return None
@@ -50,7 +50,7 @@ class Jars:
             if unpack:
                 unpack(target)
 
-        return cached(self.key, build, announce=f"fetching {self.label} with Maven, once")
+        return cached(self.key, build, announce=f"fetching {self.label} ({self.size}) with Maven, once")
 
     def _download(self, target: Path) -> None:
         pom = target / "pom.xml"
@@ -58,12 +58,11 @@ class Jars:
         # Java takes the home folder from the list of users, which in a container may not know this one.
         home = f"-Duser.home={Path.home()}"
         command = ["mvn", home, "-q", "-B", "-ntp", "-f", str(pom), COPY, f"-DoutputDirectory={target}"]
-        done = subprocess.run(
-            [*command, "-DincludeScope=runtime"], capture_output=True, text=True, check=False
-        )
+        done = process.run([*command, "-DincludeScope=runtime"])
         if done.returncode:
-            errors = [line for line in done.stdout.splitlines() if "[ERROR]" in line] or [done.stderr.strip()]
-            reason = errors[0].partition("[ERROR]")[2].strip()[:400] or "no reason given"
+            errors = re.findall(r"\[ERROR\S* (.+)", done.stdout) or ["no reason given"]
+            # The cause stands last, behind everything that failed because of it.
+            reason = ": ".join(errors[0].split(" -> ")[0].split(": ")[-2:])[:300]
             raise MissingError(
                 f"Maven could not fetch {self.label} ({reason}); "
                 "check the network and Maven's settings, then run `python -m tests.servers fetch`"
@@ -72,11 +71,7 @@ class Jars:
 
     def _pom(self) -> str:
         bill = self.managed_by and _dependency(self.managed_by, "<type>pom</type><scope>import</scope>")
-        managed = (
-            f"<dependencyManagement><dependencies>{bill}</dependencies></dependencyManagement>"
-            if bill
-            else ""
-        )
+        managed = f"<dependencyManagement><dependencies>{bill}</dependencies></dependencyManagement>" if bill else ""
         wanted = "".join(_dependency(each) for each in self.artifacts)
         return (
             "<project><modelVersion>4.0.0</modelVersion><groupId>pillarbox</groupId>"

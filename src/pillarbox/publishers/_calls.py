@@ -38,9 +38,7 @@ def make_handler(function: Callable[[Event], Any], timeout_seconds: float | None
     try:
         inspect.signature(function).bind(None)
     except TypeError as error:
-        raise ConfigError(
-            f"handler {name} cannot be called with the event as its only argument: {error}"
-        ) from error
+        raise ConfigError(f"handler {name} cannot be called with the event as its only argument: {error}") from error
     except ValueError:  # a built-in without a signature
         pass
     return Handler(name, function, any(map(inspect.iscoroutinefunction, faces)), timeout_seconds)
@@ -78,13 +76,9 @@ def _success(handler: Handler, returned: object) -> Outcome:
     # Neither a forgotten await nor a False that means failure may pass for success.
     if inspect.iscoroutine(returned):
         returned.close()
-        return retry(
-            f"handler {handler.name} returned a coroutine that nobody awaited; await it, or use `async def`"
-        )
+        return retry(f"handler {handler.name} returned a coroutine that nobody awaited; await it, or use `async def`")
     if isinstance(returned, Awaitable):
-        return retry(
-            f"handler {handler.name} returned {_kind(returned)} that nobody awaited; await it in the handler"
-        )
+        return retry(f"handler {handler.name} returned {_kind(returned)} that nobody awaited; await it in the handler")
     return retry(f"handler {handler.name} returned {_kind(returned)}; return None, and raise for a failure")
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,9 +16,7 @@ logger = logging.getLogger("pillarbox.publishers.kafka")
 class _Expected(logging.Filter):
     # A fatal error is how the gapless guarantee reports a refused batch, which the lane handles and reports.
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (
-            isinstance(record.args, tuple) and record.args and record.args[0] in ("FATAL", "CONFWARN")
-        )
+        return not (isinstance(record.args, tuple) and record.args and record.args[0] in ("FATAL", "CONFWARN"))
 
 
 _client_logger = logging.getLogger("pillarbox.publishers.kafka.client")
@@ -25,18 +24,20 @@ _client_logger.addFilter(_Expected())
 
 
 class Link:
-    """Says once that the destination is silent, and once that it is back. Shared by the lanes."""
+    """Says once that the destination is silent to all lanes, and once that it is back."""
 
     def __init__(self, description: str) -> None:
         self.description = description
-        self.is_silent = False
+        self._is_silent = False
+        self._confirmed_at = 0.0
         self._lock = threading.Lock()
 
     def silent(self, seconds: float, reason: str | None) -> None:
+        """A lane has waited for this long."""
         with self._lock:
-            if self.is_silent:
+            if self._is_silent or time.monotonic() - self._confirmed_at < seconds:
                 return
-            self.is_silent = True
+            self._is_silent = True
         logger.warning(
             "%s has confirmed nothing for %.0f s (%s); waiting, no event is charged",
             self.description,
@@ -46,9 +47,11 @@ class Link:
         )
 
     def confirmed(self) -> None:
-        if self.is_silent:
-            with self._lock:
-                self.is_silent = False
+        """A lane had something confirmed."""
+        with self._lock:
+            self._confirmed_at = time.monotonic()
+            was_silent, self._is_silent = self._is_silent, False
+        if was_silent:
             logger.warning(
                 "%s confirms again",
                 self.description,
@@ -71,7 +74,7 @@ class Client:
             self.producer: Any = Producer({**config, "error_cb": self._note, "logger": _client_logger})
         except (KafkaException, TypeError, ValueError) as error:
             raise config_error(error) from error
-        self.produce = self.producer.produce
+        self.produce: Any = self.producer.produce
 
     def begin(self, count: int) -> list[Callable[[Any, Any], None]]:
         """Forget the last call; the reporters of the messages 0 to count-1 of this one."""

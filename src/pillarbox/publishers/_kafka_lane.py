@@ -128,9 +128,7 @@ class Lane:
         silent_since = time.monotonic()
         while not self.stop.is_set():
             try:
-                topics = self._topics.get(
-                    {name or self._default_topic for name in names} - {""}, self.stop.is_set
-                )
+                topics = self._topics.get({name or self._default_topic for name in names} - {""}, self.stop.is_set)
             except UnreachableError as error:
                 if (seconds := time.monotonic() - silent_since) >= QUIET_SECONDS:
                     self._link.silent(seconds, str(error))
@@ -225,7 +223,8 @@ class Lane:
             if quiet_seconds >= self._stuck_seconds and (confirmed or call.any_confirmed):
                 if self._topics.reachable():
                     return self._abandon(client, Ending.STUCK)
-                progress_at = now - QUIET_SECONDS
+                # Everything is away, not only some partitions: ask again after the same time.
+                progress_at = now
         if client.fatal is None:
             self._link.confirmed()
         return Ending.ANSWERED
@@ -247,6 +246,8 @@ class Lane:
                 continue
             error = client.errors.get(index)
             code = None if error is None else error.code()
+            if code is not None and code not in PURGED:
+                self._topics.forget(call.targets[call.events[index].topic].topic)
             if ending is Ending.STOPPED:
                 call.settle(index, UNTRIED)
             elif code in REFUSED_WITH_ITS_BATCH:
@@ -263,9 +264,7 @@ class Lane:
                 call.settle(index, self._verdicts.unreported())
         if len(suspects) == 1:
             # A refused batch is reported for each of its records, so this one was alone.
-            call.settle(
-                suspects[0], self._verdicts.judge(call.events[suspects[0]], client.errors[suspects[0]])
-            )
+            call.settle(suspects[0], self._verdicts.judge(call.events[suspects[0]], client.errors[suspects[0]]))
         else:
             for index in suspects:
                 self._send_alone(call, index)

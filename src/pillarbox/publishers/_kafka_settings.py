@@ -101,8 +101,7 @@ def parse_url(url: str) -> dict[str, Any]:
             close = difflib.get_close_matches(option, (*OPTIONS, *DOTLESS), n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(OPTIONS)}"
             raise ConfigError(
-                f"unknown option {option!r} in the Kafka URL; {hint} "
-                "(names with a dot go to the Kafka client)"
+                f"unknown option {option!r} in the Kafka URL; {hint} (names with a dot go to the Kafka client)"
             )
     if "sasl.mechanisms" in properties:
         properties.pop("sasl.mechanism", None)
@@ -121,9 +120,7 @@ def _converted(option: str, value: str) -> str | int | float | bool:
         if option == "stuck_seconds":
             return float(value)
     except ValueError:
-        raise ConfigError(
-            f"{option}={value!r} in the Kafka URL is not a number; write for instance 4"
-        ) from None
+        raise ConfigError(f"{option}={value!r} in the Kafka URL is not a number; write for instance 4") from None
     if option == "strict_keys":
         if value.lower() not in ("true", "false", "1", "0"):
             raise ConfigError(f"strict_keys={value!r} in the Kafka URL is neither true nor false")

@@ -40,9 +40,7 @@ class Topic(NamedTuple):
 class Topics:
     """Asks once per topic and again every five minutes. Blocking; safe to share between threads."""
 
-    def __init__(
-        self, config: Mapping[str, Any], description: str, refresh_seconds: float = REFRESH_SECONDS
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], description: str, refresh_seconds: float = REFRESH_SECONDS) -> None:
         self._description = description
         self._refresh_seconds = refresh_seconds
         self._known: dict[str, Topic] = {}
@@ -91,6 +89,10 @@ class Topics:
         with self._lock:
             return {name: self._one(name, stopped) for name in wanted}
 
+    def forget(self, name: str) -> None:
+        """Ask again at the next use: the topic was changed or deleted."""
+        self._fresh_until.pop(name, None)
+
     def _one(self, name: str, stopped: Callable[[], bool]) -> Topic:
         if self._fresh_until.get(name, 0) > time.monotonic():
             return self._known[name]
@@ -131,9 +133,7 @@ class Topics:
         try:
             (answer,) = self._admin.describe_configs([resource], request_timeout=DESCRIBE_SECONDS).values()
             entries = answer.result()
-            return Topic(
-                name, int(entries["max.message.bytes"].value), "compact" in entries["cleanup.policy"].value
-            )
+            return Topic(name, int(entries["max.message.bytes"].value), "compact" in entries["cleanup.policy"].value)
         except KafkaException as error:
             if error.args[0].code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
                 raise UnreachableError(error.args[0].str()) from error
@@ -154,9 +154,7 @@ class Topics:
 def topic_problem(name: str, description: str, error: Any) -> str:
     """A sentence for an error that the cluster gave about a topic."""
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return (
-            f"topic {name!r} on {description} may not be written; allow this client to write and describe it"
-        )
+        return f"topic {name!r} on {description} may not be written; allow this client to write and describe it"
     if error.code() == KafkaError.TOPIC_EXCEPTION:
         return f"topic {name!r} is not a name that {description} takes; use letters, digits, '.', '_' and '-'"
     return f"topic {name!r} does not exist on {description}; create it"

@@ -13,8 +13,7 @@ from pillarbox.publishers._kafka_topics import topic_problem
 logger = logging.getLogger("pillarbox.publishers.kafka")
 
 NO_TOPIC: Final = (
-    "the event has no topic and the publisher no default; "
-    "give the event a topic, or the publisher one with topic="
+    "the event has no topic and the publisher no default; give the event a topic, or the publisher one with topic="
 )
 
 REFUSED_WITH_ITS_BATCH: Final = frozenset(
@@ -24,6 +23,7 @@ REFUSED_WITH_ITS_BATCH: Final = frozenset(
         KafkaError.MSG_SIZE_TOO_LARGE,
         KafkaError.RECORD_LIST_TOO_LARGE,
         KafkaError.POLICY_VIOLATION,
+        KafkaError._INVALID_DIFFERENT_RECORD,  # not this one: another of its batch
     }
 )
 _TOPIC_ERRORS: Final = frozenset(
@@ -75,9 +75,7 @@ class Verdicts:
         return rejected(problem) if own else outage(problem)
 
     def no_access(self, reason: str | None) -> Outcome:
-        return outage(
-            f"{self._destination} refuses this client: {reason}; correct its credentials or permissions"
-        )
+        return outage(f"{self._destination} refuses this client: {reason}; correct its credentials or permissions")
 
     def stuck(self, seconds: float) -> Outcome:
         return retry(

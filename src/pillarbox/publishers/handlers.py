@@ -63,9 +63,7 @@ class Handlers:
     def on(self, *types: str, timeout: float | Literal["default"] | None = "default") -> Callable[[F], F]:
         """Register the decorated function for these event types; ``"*"``: for all that have no other."""
         if not types:
-            raise ConfigError(
-                'on() names no event type; write on("order.created"), or on("*") for all the others'
-            )
+            raise ConfigError('on() names no event type; write on("order.created"), or on("*") for all the others')
         seconds = self._timeout if timeout == "default" else checked_timeout(timeout)
 
         def register(function: F) -> F:
@@ -103,9 +101,7 @@ class Handlers:
 
     async def open(self) -> None:
         if not self._handlers:
-            raise ConfigError(
-                "no handler is registered; import the module with your @handlers.on(...) functions first"
-            )
+            raise ConfigError("no handler is registered; import the module with your @handlers.on(...) functions first")
         if self._session is None:
             self._session = _Session(self._concurrency)
 
@@ -133,9 +129,7 @@ class Handlers:
 
     def _check_type(self, type_: str, handler: Handler) -> None:
         if not type_ or (ALL_OTHERS in type_ and type_ != ALL_OTHERS):
-            raise ConfigError(
-                f'event type {type_!r}: name one type in full, or "*" for all that have no other handler'
-            )
+            raise ConfigError(f'event type {type_!r}: name one type in full, or "*" for all that have no other handler')
         if type_ in self._handlers:
             raise ConfigError(
                 f"event type {type_!r} has the handler {self._handlers[type_].name} already, "
@@ -162,9 +156,7 @@ class Handlers:
             if session.closing:
                 return UNTRIED
             if self.hung >= self._max_hung:
-                return outage(
-                    f"{self.hung} handlers hang past their timeout and cannot be stopped; restart the relay"
-                )
+                return outage(f"{self.hung} handlers hang past their timeout and cannot be stopped; restart the relay")
             if handler.is_async:
                 return await self._on_loop(session, handler, event)
             return await self._in_thread(session, handler, event)
@@ -181,9 +173,7 @@ class Handlers:
             if not call.done():
                 self._stray.add(call)
                 call.add_done_callback(self._stray.discard)
-                logger.warning(
-                    "handler %s ignores its cancellation; %d handlers hang", handler.name, self.hung
-                )
+                logger.warning("handler %s ignores its cancellation; %d handlers hang", handler.name, self.hung)
 
     async def _in_thread(self, session: "_Session", handler: Handler, event: Event) -> Outcome:
         thread = self._threads.take()
@@ -198,9 +188,7 @@ class Handlers:
             else:
                 waiter.cancel()
                 self._threads.leave_behind(thread, call)
-                logger.warning(
-                    "handler %s cannot be stopped and runs on; %d handlers hang", handler.name, self.hung
-                )
+                logger.warning("handler %s cannot be stopped and runs on; %d handlers hang", handler.name, self.hung)
 
 
 class _Session:

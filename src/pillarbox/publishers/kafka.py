@@ -13,7 +13,7 @@ from pillarbox.publishers._kafka_settings import check_properties, parse_url
 from pillarbox.publishers._threads import Thread
 
 try:
-    from pillarbox.publishers._kafka_client import Link
+    from pillarbox.publishers._kafka_client import Client, Link
     from pillarbox.publishers._kafka_lane import Lane
     from pillarbox.publishers._kafka_topics import Topics, UnreachableError
 except ModuleNotFoundError as error:
@@ -85,9 +85,7 @@ class KafkaPublisher:
         check_properties(properties or {})
         if callable(envelope):
             if headers is not None:
-                raise ConfigError(
-                    "headers= goes with a named envelope; give the header builder to your envelope"
-                )
+                raise ConfigError("headers= goes with a named envelope; give the header builder to your envelope")
             self._envelope: Envelope = envelope
         else:
             self._envelope = envelope_named(envelope, headers=headers, source=source)
@@ -133,9 +131,7 @@ class KafkaPublisher:
             if self._is_open:
                 return
             lanes = await asyncio.to_thread(self._connect)
-            self._lanes = [
-                (lane, Thread(f"pillarbox-kafka-{number}")) for number, lane in enumerate(lanes, 1)
-            ]
+            self._lanes = [(lane, Thread(f"pillarbox-kafka-{number}")) for number, lane in enumerate(lanes, 1)]
             self._free = asyncio.LifoQueue()
             for pair in self._lanes:
                 self._free.put_nowait(pair)
@@ -146,9 +142,7 @@ class KafkaPublisher:
         if not events:
             return []
         if not self._is_open:
-            outcome = (
-                UNTRIED if self._was_open else outage(f"{self.description} is not open; call open() first")
-            )
+            outcome = UNTRIED if self._was_open else outage(f"{self.description} is not open; call open() first")
             return [outcome] * len(events)
         free = self._free
         pair = lane, thread = await free.get()
@@ -173,6 +167,8 @@ class KafkaPublisher:
                 thread.stop()
 
     def _connect(self) -> list[Lane]:
+        # Only to have wrong properties found, also while no broker answers.
+        Client(self._producer_config, (0, 0))
         topics = Topics(self._admin_config, self.description)
         try:
             topics.connect(self._connect_seconds)
@@ -180,9 +176,7 @@ class KafkaPublisher:
                 # Before the producers are made: their batch size depends on the topic's limit.
                 topics.get([self._topic], lambda: True)
         except UnreachableError as error:
-            raise DestinationDown(
-                f"{self.description} cannot be reached: {error}; the relay tries again"
-            ) from error
+            raise DestinationDown(f"{self.description} cannot be reached: {error}; the relay tries again") from error
         link = Link(self.description)
         return [
             Lane(

@@ -42,9 +42,7 @@ class MemoryPublisher:
     def description(self) -> str:
         return "memory"
 
-    def fail_next(
-        self, outcome: Outcome, *, key: str | None = None, type: str | None = None, times: int = 1
-    ) -> None:
+    def fail_next(self, outcome: Outcome, *, key: str | None = None, type: str | None = None, times: int = 1) -> None:
         """Give the next ``times`` events this outcome instead; with a key or type: of those that have it."""
         if outcome.result is Result.PUBLISHED:
             raise ValueError("fail_next() takes a failure: retry(...), rejected(...), outage(...) or UNTRIED")

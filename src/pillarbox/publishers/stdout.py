@@ -74,9 +74,7 @@ class _LinePublisher:
         try:
             await asyncio.wait_for(asyncio.wrap_future(self._thread.submit(self._prepare)), _PATIENCE_SECONDS)
         except TimeoutError as error:
-            raise DestinationDown(
-                f"{self.description}: an earlier write still blocks; let its reader go on"
-            ) from error
+            raise DestinationDown(f"{self.description}: an earlier write still blocks; let its reader go on") from error
         except (OSError, ConfigError) as error:
             self._stop_thread()
             if isinstance(error, _WRONG_PATH):
@@ -91,9 +89,7 @@ class _LinePublisher:
             return [outage(f"{self.description} is not open; call open() first")] * len(events)
         if not events:
             return []
-        call = asyncio.wrap_future(
-            self._thread.submit(partial(self._write, b"".join(map(json_line, events))))
-        )
+        call = asyncio.wrap_future(self._thread.submit(partial(self._write, b"".join(map(json_line, events)))))
         try:
             await asyncio.wait({call, self._closed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -141,9 +137,7 @@ class _LinePublisher:
     def _sentence(self, error: OSError | ValueError) -> str:
         if not isinstance(error, OSError):
             return f"{self.description}: {error}"
-        return (
-            f"{self.description}: {_REASONS.get(error.errno or 0) or error.strerror or type(error).__name__}"
-        )
+        return f"{self.description}: {_REASONS.get(error.errno or 0) or error.strerror or type(error).__name__}"
 
 
 class StdoutPublisher(_LinePublisher):
@@ -189,15 +183,8 @@ class FilePublisher(_LinePublisher):
         """From ``file:///path/out.jsonl``; percent signs as in every URL."""
         parts = urlsplit(url)
         path = unquote(parts.path)
-        if (
-            parts.scheme != "file"
-            or parts.netloc not in ("", "localhost")
-            or path in ("", "/")
-            or path[0] != "/"
-        ):
-            raise ConfigError(
-                f"destination {url!r}: write `file:///` and the whole path, as in file:///var/out.jsonl"
-            )
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost") or path in ("", "/") or path[0] != "/":
+            raise ConfigError(f"destination {url!r}: write `file:///` and the whole path, as in file:///var/out.jsonl")
         if parts.query or parts.fragment:
             raise ConfigError(f"destination {url!r}: a file takes no options; write ? as %3F and # as %23")
         return cls(path)

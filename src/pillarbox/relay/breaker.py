@@ -39,6 +39,8 @@ class Breaker:
         return self.state is Circuit.HALF_OPEN
 
     def failed(self, now: float, error: str) -> None:
+        if self.state is Circuit.OPEN:
+            return  # by a call that was under way when it opened
         if self.state is Circuit.CLOSED:
             self._wait = self.first_seconds
             log.warning(

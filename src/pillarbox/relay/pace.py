@@ -1,8 +1,11 @@
 """How long to wait before looking again, how much to read at once, whether a destination may be tried. Pure."""
 
+import logging
 import random
 from dataclasses import dataclass, field
 from typing import Final
+
+log = logging.getLogger(__name__)
 
 # Right after work the next look comes soon; waiting grows with the time that nothing came, so that an event waits for
 # about half as long as the pause before it, whatever the rate.
@@ -61,3 +64,35 @@ class BatchSize:
 def unclean_limit(unclean_count: int) -> int | None:
     """The most that a shard reads after so many owners died with it: 125, 15, then one by one. None: no limit."""
     return max(1, 1000 >> 3 * unclean_count) if unclean_count else None
+
+
+@dataclass(slots=True)
+class Patience:
+    """The waiting for a database that is away: longer each time, said once."""
+
+    stream: str
+    store: str
+    first_seconds: float = 0.1
+    limit_seconds: float = 5.0
+    _next: float = 0.0
+
+    def after(self, error: Exception) -> float:
+        if not self._next:
+            log.warning(
+                "stream '%s': %s; trying again until it answers",
+                self.stream,
+                error,
+                extra={"action": "store_down", "stream": self.stream},
+            )
+        self._next = min(self.limit_seconds, self._next * 2 or self.first_seconds)
+        return self._next
+
+    def reset(self) -> None:
+        if self._next:
+            log.info(
+                "stream '%s': %s answers again",
+                self.stream,
+                self.store,
+                extra={"action": "store_up", "stream": self.stream},
+            )
+        self._next = 0.0

@@ -39,15 +39,14 @@ def split(events: Sequence[Event], aside: Collection[str]) -> tuple[Sequence[Eve
     """The events to publish, and those whose key is set aside."""
     if not aside:
         return events, ()
-    free, held = [], []
+    free: list[Event] = []
+    held: list[Event] = []
     for event in events:
         (held if event.key in aside else free).append(event)
     return free, held
 
 
-def plan_turn(
-    events: Sequence[Event], outcomes: Sequence[Outcome], held: Sequence[Event], rules: Rules
-) -> Settlement:
+def plan_turn(events: Sequence[Event], outcomes: Sequence[Outcome], held: Sequence[Event], rules: Rules) -> Settlement:
     """What to write after pending events were published; ``held`` are those met whose key is set aside."""
     failed: list[Failure] = []
     dead: list[Failure] = []
@@ -92,14 +91,13 @@ def plan_key_run(run: KeyRun, outcomes: Sequence[Outcome], rules: Rules) -> Sett
             retried = [failure._replace(delay=None)]
             return Settlement(published, retried, aside=aside, keep_published=rules.keep_published)
         if rules.on_dead is OnDead.BLOCK:
-            key, release = KeyAside(Aside.BLOCKED, None), []
+            key = KeyAside(Aside.BLOCKED, None)
         elif rules.on_dead is OnDead.PARK:
-            key, release = KeyAside(Aside.PARKED, 0.0), []
+            key = KeyAside(Aside.PARKED, 0.0)
         else:
-            key, release = KeyAside(Aside.RETRY, 0.0), [run.key]
-        return Settlement(
-            published, (), [failure], (), {run.key: key}, release, keep_published=rules.keep_published
-        )
+            key = KeyAside(Aside.RETRY, 0.0)
+        # Of these only a key that goes on is released, if nothing of it is left.
+        return Settlement(published, (), [failure], (), {run.key: key}, [run.key], rules.keep_published)
     return Settlement(published, release=[run.key], keep_published=rules.keep_published)
 
 

@@ -5,11 +5,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, Self
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from pillarbox.errors import DuplicateEvent, MissingExtra, PillarboxError, SchemaError, StoreDown, StoreError
+from pillarbox.errors import DuplicateEvent, MissingExtra, SchemaError, StoreDown, StoreError
 from pillarbox.event import Event
 from pillarbox.ids import uuid7_floor
 from pillarbox.store import Claim, Features, Grant, Page, Settlement, Work
@@ -118,13 +119,9 @@ class PostgresDatabase:
             asyncpg.InvalidSchemaNameError,
             asyncpg.UndefinedColumnError,
         ) as error:
-            raise SchemaError(
-                f"{self.name}: {error}; make the tables with `await store.migrate()`"
-            ) from error
+            raise SchemaError(f"{self.name}: {error}; make the tables with `await store.migrate()`") from error
         except asyncpg.InvalidCatalogNameError as error:
-            raise StoreError(
-                f"{self.name}: there is no such database; create it, or correct the URL"
-            ) from error
+            raise StoreError(f"{self.name}: there is no such database; create it, or correct the URL") from error
         except asyncpg.InvalidAuthorizationSpecificationError as error:
             raise StoreError(f"{self.name}: user or password refused; correct the URL") from error
         except asyncpg.InsufficientPrivilegeError as error:
@@ -139,7 +136,7 @@ class PostgresDatabase:
             raise StoreDown(f"{self.name} is closed; open the store first")
         return self._pool
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Sequence[Any]]:
+    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
         with self.errors():
             async with self._opened().acquire() as connection:
                 return await _Transaction(connection).fetch(statement, **values)
@@ -176,25 +173,23 @@ class _Transaction:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Sequence[Any]]:
-        rows: Sequence[Sequence[Any]] = await self._connection.fetch(
-            statement.text, *[values[name] for name in statement.names]
-        )
+    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
+        rows: Sequence[Any] = await self._connection.fetch(statement.text, *[values[name] for name in statement.names])
         return rows
 
     async def execute(self, statement: Statement, **values: Any) -> int:
-        answer: str = await self._connection.execute(
-            statement.text, *[values[name] for name in statement.names]
-        )
+        answer: str = await self._connection.execute(statement.text, *[values[name] for name in statement.names])
         return int(answer.rpartition(" ")[2]) if answer[-1].isdigit() else 0
 
     async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
-        await self._connection.executemany(
-            statement.text, [[row[name] for name in statement.names] for row in rows]
-        )
+        await self._connection.executemany(statement.text, [[row[name] for name in statement.names] for row in rows])
 
     async def run(self, text: str) -> None:
         await self._connection.execute(text)
+
+
+def _set(event: asyncio.Event, connection: Any) -> None:
+    event.set()
 
 
 async def _nothing(connection: Any) -> None:
@@ -252,9 +247,12 @@ class PostgresStore(SqlStore):
         self._sql |= {name: self._statement(template) for name, template in _STATEMENTS.items()}
         self._floors = Floors()
         self._poll_sweep_at = 0.0
-        self._listener = (
-            PostgresListener(listen_url or url, where, names.parts["channel"]) if wake_up else None
-        )
+        self._listener = PostgresListener(listen_url or url, where, names.parts["channel"]) if wake_up else None
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """``postgresql://user@host:5432/database``"""
+        return cls(url, **options)
 
     async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
         await super().open()
@@ -296,14 +294,10 @@ class PostgresStore(SqlStore):
     async def poll(self, stream: str, worker: str, grants: Sequence[Grant] | None) -> Work:
         if grants is None:
             shards: Sequence[int] = range(self._shards)
-            return await self._poll_shards(
-                stream, worker, shards, **{f"floor_{place}": 0 for place in shards}
-            )
+            return await self._poll_shards(stream, worker, shards, **{f"floor_{place}": 0 for place in shards})
         begun = time.monotonic()
         sweep = begun >= self._poll_sweep_at
-        floors = {
-            f"floor_{place}": 0 if sweep else self._floors.floor(grant) for place, grant in enumerate(grants)
-        }
+        floors = {f"floor_{place}": 0 if sweep else self._floors.floor(grant) for place, grant in enumerate(grants)}
         work = await self._poll_shards(stream, worker, [grant.shard for grant in grants], **floors)
         if sweep:
             self._poll_sweep_at = Floors.next_sweep(begun, time.monotonic())
@@ -319,9 +313,7 @@ class PostgresStore(SqlStore):
             self._floors.looked(begun, last, xmin, xmax)
             begun = time.monotonic()
         floor = self._floors.start(grant, begun)
-        rows = await self._db.fetch(
-            self._sql["read"], **fence(grant), limit=limit, max_bytes=max_bytes, floor=floor
-        )
+        rows = await self._db.fetch(self._sql["read"], **fence(grant), limit=limit, max_bytes=max_bytes, floor=floor)
         self._floors.done(grant, floor, rows[0][1] if rows else None, begun, time.monotonic())
         return [self._event(row) for row in rows]
 
@@ -342,9 +334,7 @@ class PostgresStore(SqlStore):
             raise lost(grant)
         return ()
 
-    async def claim(
-        self, stream: str, shard: int | None, worker: str, limit: int, seconds: float
-    ) -> Sequence[Claim]:
+    async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
         if shard is None:
             return await super().claim(stream, shard, worker, limit, seconds)
         rows = await self._db.fetch(
@@ -399,7 +389,7 @@ class PostgresListener:
             try:
                 connection = await asyncpg.connect(self._url, timeout=_CONNECT_SECONDS)
                 try:
-                    connection.add_termination_listener(lambda _: closed.set())
+                    connection.add_termination_listener(partial(_set, closed))
                     await connection.add_listener(self._channel, lambda *told: on_wake(told[3]))
                     await closed.wait()
                 finally:

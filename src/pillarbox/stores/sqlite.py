@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from pillarbox.errors import DuplicateEvent, PillarboxError, SchemaError, StoreDown, StoreError
+from pillarbox.errors import ConfigError, DuplicateEvent, PillarboxError, SchemaError, StoreDown, StoreError
 from pillarbox.store import Features
 from pillarbox.stores.sql import Connection, Dialect, Names, SqlStore, Statement
 from pillarbox.stores.sql.rows import event_from_text_row, instant
@@ -80,17 +80,13 @@ class SqliteDatabase:
     def _error(self, error: sqlite3.Error) -> PillarboxError:
         text = str(error)
         if isinstance(error, sqlite3.IntegrityError) and "UNIQUE" in text:
-            return DuplicateEvent(
-                "an event with this id is in the outbox already; give another id, or leave it out"
-            )
+            return DuplicateEvent("an event with this id is in the outbox already; give another id, or leave it out")
         if "no such table" in text:
             return SchemaError(f"sqlite {self.path}: {text}; make the tables with `await store.migrate()`")
         if "locked" in text or "busy" in text:
             return StoreDown(f"sqlite {self.path} was locked by another process for {_BUSY_SECONDS:.0f} s")
         if "unable to open" in text:
-            return StoreError(
-                f"sqlite {self.path} cannot be opened; check that its folder exists and is writable"
-            )
+            return StoreError(f"sqlite {self.path} cannot be opened; check that its folder exists and is writable")
         if "full" in text or "I/O" in text or "readonly" in text:
             return StoreDown(f"sqlite {self.path}: {text}; free disk space and check that it is writable")
         return StoreError(f"sqlite {self.path}: {text}")
@@ -100,7 +96,7 @@ class SqliteDatabase:
             raise StoreDown(f"sqlite {self.path} is closed; open the store first")
         return self._connection
 
-    async def _fetch(self, statement: Statement, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+    async def _fetch(self, statement: Statement, values: Mapping[str, Any]) -> Sequence[Any]:
         cells = {name: _cell(values[name]) for name in statement.names}
         return await self._call(lambda: self._opened().execute(statement.text, cells).fetchall())
 
@@ -112,7 +108,7 @@ class SqliteDatabase:
         cells = [{name: _cell(row[name]) for name in statement.names} for row in rows]
         await self._call(lambda: self._opened().executemany(statement.text, cells))
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Sequence[Any]]:
+    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
         async with self._lock:
             return await self._fetch(statement, values)
 
@@ -148,7 +144,7 @@ class _Transaction:
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Sequence[Any]]:
+    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
         return await self._database._fetch(statement, values)
 
     async def execute(self, statement: Statement, **values: Any) -> int:
@@ -178,6 +174,16 @@ class SqliteStore(SqlStore):
 
     def __init__(self, path: str, *, prefix: str = "outbox", shards: int = 16) -> None:
         super().__init__(SqliteDatabase(path), Names(prefix), shards=shards, description=f"sqlite {path}")
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """``sqlite:///relative.db`` or ``sqlite:////absolute.db``."""
+        path = url.removeprefix("sqlite:///")
+        if path == url or not path:
+            raise ConfigError(
+                f"the store URL {url!r} names no file; write sqlite:///shop.db or sqlite:////path/shop.db"
+            )
+        return cls(path, **options)
 
     @staticmethod
     def _as_uuid(value: str | None) -> UUID | None:

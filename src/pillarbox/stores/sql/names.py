@@ -30,7 +30,7 @@ class Names:
         for setting, value in (("prefix", self.prefix), ("schema", self.schema)):
             if value is not None and not _NAME.fullmatch(value):
                 raise ConfigError(
-                    f"{setting} {value!r} cannot name a table; use letters, digits and _, at most 40, not starting with a digit"
+                    f"{setting} {value!r} cannot name a table; use at most 40 letters, digits and _, and no digit first"
                 )
 
     @cached_property
@@ -38,7 +38,5 @@ class Names:
         """What the placeholders of a statement stand for."""
         before = f"{self.schema}." if self.schema else ""
         parts = {name: f"{before}{self.prefix}_{name}" for name in (*_TABLES, "wake", "event_seq")}
-        parts |= {
-            name: f"{self.prefix}_{name.removesuffix('_index')}" for name in (*_INDEXES, "wake_trigger")
-        }
+        parts |= {name: f"{self.prefix}_{name.removesuffix('_index')}" for name in (*_INDEXES, "wake_trigger")}
         return parts | {"channel": f"{self.schema or 'public'}_{self.prefix}"}

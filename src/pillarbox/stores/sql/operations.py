@@ -15,13 +15,9 @@ class OperationsPart(QueuePart):
 
     async def prune_published(self, keep_seconds: float, limit: int, after: Any = None) -> Page:
         # In order of seq, which is the order of insertion: what is too young ends the walk, what waits is stepped over.
-        rows = await self._db.fetch(
-            self._sql["prune_page"], keep=-keep_seconds, limit=limit, after=after or 0
-        )
+        rows = await self._db.fetch(self._sql["prune_page"], keep=-keep_seconds, limit=limit, after=after or 0)
         settled = [seq for seq, is_settled, _ in rows if is_settled]
-        deleted = (
-            await self._db.execute(self._sql["prune"], seqs=settled, keep=-keep_seconds) if settled else 0
-        )
+        deleted = await self._db.execute(self._sql["prune"], seqs=settled, keep=-keep_seconds) if settled else 0
         return Page(deleted, rows[-1][0] if len(rows) == limit and rows[-1][2] else None)
 
     async def prune_dead(self, keep_seconds: float, limit: int) -> int:
@@ -52,8 +48,7 @@ class OperationsPart(QueuePart):
     async def dead_letters(self, stream: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
         rows = await self._db.fetch(self._sql["dead_letters"], stream=stream, limit=limit)
         return [
-            DeadLetter(self._event(row), self._as_instant(row[21]), row[22], error_history(row[23]))
-            for row in rows
+            DeadLetter(self._event(row), self._as_instant(row[21]), row[22], error_history(row[23])) for row in rows
         ]
 
     async def replay(self, ids: Sequence[UUID], by: str) -> int:
@@ -73,9 +68,7 @@ class OperationsPart(QueuePart):
                 if action == "replay":
                     status = Status.FAILED if aside else Status.PENDING
                     await tx.execute(self._sql["exhume"], id=event_id, status=status.value)
-                await tx.execute(
-                    self._sql["audit"], operator=by, action=action, stream=stream, event_id=event_id
-                )
+                await tx.execute(self._sql["audit"], operator=by, action=action, stream=stream, event_id=event_id)
             await tx.execute(self._sql["remove_dead"], ids=[row[0] for row in letters])
             # A blocked or parked key goes on once nothing dead stands before the events that were acted on.
             for _, stream, shard, key, seq in letters:

@@ -93,9 +93,7 @@ class OrderedPart(SchemaPart):
 
     def _poll_statement(self, shards: int) -> Statement:
         if shards not in self._polls:
-            branches = [
-                POLL_SHARD.format(n=place, floor=self.poll_floor.format(n=place)) for place in range(shards)
-            ]
+            branches = [POLL_SHARD.format(n=place, floor=self.poll_floor.format(n=place)) for place in range(shards)]
             self._polls[shards] = self._statement(" UNION ALL ".join([POLL, *branches]))
         return self._polls[shards]
 
@@ -112,9 +110,7 @@ class OrderedPart(SchemaPart):
         if not due:
             return None
         key, mode = due[0]
-        rows = await self._db.fetch(
-            self._sql["read_key"], **fence(grant), key=key, limit=limit, max_bytes=max_bytes
-        )
+        rows = await self._db.fetch(self._sql["read_key"], **fence(grant), key=key, limit=limit, max_bytes=max_bytes)
         return KeyRun(key, Aside(mode), [self._event(row) for row in rows])
 
     async def suspect(self, grant: Grant, event: Event | None) -> None:
@@ -139,16 +135,12 @@ class OrderedPart(SchemaPart):
         modes: dict[str, str] = {}
         if keys:
             rows = await tx.fetch(self._sql["lock_keys"], **place, keys=sorted(keys))
-            modes = {key: mode for key, mode in rows}
+            modes = dict(rows)
         await self._publish(tx, settlement)
         await self._fail(tx, "fail", settlement.failed)
         parked = [event for event in settlement.held if modes.get(event.key or "") == Aside.PARKED]
-        held = [
-            event.id for event in settlement.held if event.key in modes and modes[event.key] != Aside.PARKED
-        ]
-        await self._bury(
-            tx, [*settlement.dead, *(Failure(event, _PARKED, event.attempts) for event in parked)]
-        )
+        held = [event.id for event in settlement.held if event.key in modes and modes[event.key] != Aside.PARKED]
+        await self._bury(tx, [*settlement.dead, *(Failure(event, _PARKED, event.attempts) for event in parked)])
         if held:
             await tx.execute(self._sql["hold"], ids=held)
         for key, (mode, delay) in settlement.aside.items():

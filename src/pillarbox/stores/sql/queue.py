@@ -14,9 +14,7 @@ _CRASHED = "its worker died, or held it for too long"
 class QueuePart(OrderedPart):
     """The part of a SQL store that serves queue streams."""
 
-    async def claim(
-        self, stream: str, shard: int | None, worker: str, limit: int, seconds: float
-    ) -> Sequence[Claim]:
+    async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
         async with self._db.transaction() as tx:
             if shard is None:
                 found = await tx.fetch(self._sql["suspect_ids"], stream=stream)
@@ -37,9 +35,7 @@ class QueuePart(OrderedPart):
             if await self._db.execute(renew, id=claim.event.id, token=claim.token, seconds=seconds)
         ]
 
-    async def settle_claims(
-        self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()
-    ) -> int:
+    async def settle_claims(self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
         wanted = {claim.event.id: claim.token for claim in claims}
         async with self._db.transaction() as tx:
             rows = await tx.fetch(self._sql["lock_claim"], ids=list(wanted))
@@ -49,9 +45,7 @@ class QueuePart(OrderedPart):
             if published:
                 statement = "publish_claims" if settlement.keep_published else "remove"
                 await tx.execute(self._sql[statement], ids=published)
-            await self._fail(
-                tx, "fail_claim", [failure for failure in settlement.failed if failure.event.id in mine]
-            )
+            await self._fail(tx, "fail_claim", [failure for failure in settlement.failed if failure.event.id in mine])
             await self._bury(tx, [failure for failure in settlement.dead if failure.event.id in mine])
             back = [event_id for event_id in refund if event_id in mine]
             if back:

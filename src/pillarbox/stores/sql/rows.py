@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import UUID
 
 from pillarbox.event import NO_HEADERS, Event, Status, key_hash
@@ -15,12 +15,8 @@ def event_from_row(row: Sequence[Any]) -> Event:
     """From EVENT_COLUMNS and status, where the driver gives Python's own types."""
     headers = row[19]
     # Past the constructor, whose keyword handling costs more than all else here.
-    return cast(
-        Event,
-        tuple.__new__(
-            Event, (*row[:19], _STATUS[row[20]], json.loads(headers) if headers else NO_HEADERS, None)
-        ),
-    )
+    cells = (*row[:19], _STATUS[row[20]], json.loads(headers) if headers else NO_HEADERS, None)
+    return tuple.__new__(Event, cells)
 
 
 def event_from_text_row(row: Sequence[Any]) -> Event:

@@ -39,6 +39,10 @@ class SchemaPart:
         """Where the outbox is, without secrets."""
         return self._description
 
+    @property
+    def shards(self) -> int:
+        return self._shards
+
     def _statement(self, template: str) -> Statement:
         return Statement(template, self.dialect, self._names.parts)
 
@@ -49,9 +53,7 @@ class SchemaPart:
         for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
             text = file.read_text().format(**self._names.parts, shards=self._shards)
             found.append(
-                Migration(
-                    int(file.name[:4]), file.name, [part for part in text.split("\n\n") if part.strip()]
-                )
+                Migration(int(file.name[:4]), file.name, [part for part in text.split("\n\n") if part.strip()])
             )
         return found
 
@@ -79,7 +81,7 @@ class SchemaPart:
         # Asked first: on some databases an error ends the transaction that it happens in.
         if not await connection.fetch(self._sql["has_meta"]):
             return {}
-        return {name: value for name, value in await connection.fetch(self._sql["meta"])}
+        return dict(await connection.fetch(self._sql["meta"]))
 
     async def _check_schema(self) -> None:
         meta = await self._meta(self._db)
@@ -92,7 +94,5 @@ class SchemaPart:
                 f"{where} has schema version {version}, this release knows only {newest}; install a newer pillarbox"
             )
         if version < newest:
-            raise SchemaError(
-                f"{where} has schema version {version}, not yet {newest}; run `await store.migrate()`"
-            )
+            raise SchemaError(f"{where} has schema version {version}, not yet {newest}; run `await store.migrate()`")
         self._shards = int(meta["shards"])

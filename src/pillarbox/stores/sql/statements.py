@@ -105,7 +105,8 @@ SHARED: Final[Mapping[str, str]] = {
     + ")",
     # A stream is announced by whoever serves it first.
     "announce": "INSERT INTO {stream} (name) VALUES (:stream) ON CONFLICT (name) DO NOTHING",
-    "announce_shard": "INSERT INTO {lease} (stream, shard) VALUES (:stream, :shard) ON CONFLICT (stream, shard) DO NOTHING",
+    "announce_shard": """INSERT INTO {lease} (stream, shard) VALUES (:stream, :shard)
+        ON CONFLICT (stream, shard) DO NOTHING""",
     "join": """INSERT INTO {worker} (stream, name, seen_until) VALUES (:stream, :worker, {later:seconds})
         ON CONFLICT (stream, name) DO UPDATE SET seen_until = excluded.seen_until""",
     # Names are never used twice, so those of workers long gone are removed by whoever leaves.
@@ -154,16 +155,18 @@ SHARED: Final[Mapping[str, str]] = {
         ORDER BY key {update_lock}""",
     "set_aside": """INSERT INTO {blocked_key} (stream, shard, key, mode, next_attempt_at)
         VALUES (:stream, :shard, :key, :mode, {later:delay})
-        ON CONFLICT (stream, shard, key) DO UPDATE SET mode = excluded.mode, next_attempt_at = excluded.next_attempt_at""",
-    "release_key": """DELETE FROM {blocked_key} WHERE stream = :stream AND shard = :shard AND key = :key AND mode = 'retry'
-        AND NOT EXISTS (SELECT 1 FROM {event} WHERE stream = :stream AND shard = :shard AND key = :key
+        ON CONFLICT (stream, shard, key)
+        DO UPDATE SET mode = excluded.mode, next_attempt_at = excluded.next_attempt_at""",
+    "release_key": """DELETE FROM {blocked_key} WHERE stream = :stream AND shard = :shard AND key = :key
+        AND mode = 'retry' AND NOT EXISTS (SELECT 1 FROM {event} WHERE stream = :stream AND shard = :shard AND key = :key
             AND status IN ('failed', 'held'))""",
     "free_key": """UPDATE {blocked_key} SET mode = 'retry', next_attempt_at = {now}
         WHERE stream = :stream AND shard = :shard AND key = :key AND (mode = 'retry' OR NOT EXISTS (
             SELECT 1 FROM {dead_letter} WHERE stream = :stream AND key = :key AND seq < :seq))""",
     # Instants that have come.
     "due_ids": """SELECT id FROM {event} WHERE stream = :stream AND next_attempt_at <= {now}
-        AND status IN ('scheduled', 'failed') AND suspect = {false} ORDER BY next_attempt_at LIMIT :limit {skip_locked}""",
+        AND status IN ('scheduled', 'failed') AND suspect = {false}
+        ORDER BY next_attempt_at LIMIT :limit {skip_locked}""",
     "promote": """UPDATE {event} SET status = 'pending', next_attempt_at = NULL WHERE id {among:ids}
         AND status IN ('scheduled', 'failed')""",
     # Queue streams.
@@ -195,7 +198,8 @@ SHARED: Final[Mapping[str, str]] = {
         last_error = :error, last_error_at = {{now}}, errors = {_HISTORY} WHERE id = :id""",
     # Retention. A page of the table in order of insertion: which are old and settled, and whether all are old.
     "prune_page": """SELECT seq, CASE WHEN status = 'published' AND published_at < {later:keep} THEN 1 ELSE 0 END,
-        CASE WHEN created_at < {later:keep} THEN 1 ELSE 0 END FROM {event} WHERE seq > :after ORDER BY seq LIMIT :limit""",
+        CASE WHEN created_at < {later:keep} THEN 1 ELSE 0 END
+        FROM {event} WHERE seq > :after ORDER BY seq LIMIT :limit""",
     # The state is checked again: an operator may have replayed one meanwhile.
     "prune": """DELETE FROM {event} WHERE seq {among:seqs} AND status = 'published'
         AND published_at < {later:keep}""",
@@ -237,7 +241,8 @@ POLL: Final = """SELECT 'paused' AS kind, count(*) AS n FROM {stream} WHERE name
         AND next_attempt_at <= {now} AND suspect = {false})
     UNION ALL SELECT 'suspects', 1 WHERE EXISTS (SELECT 1 FROM {event} WHERE stream = :stream
         AND next_attempt_at <= {now} AND suspect = {true})"""
-POLL_SHARD: Final = """SELECT 'ready', CAST(:shard_{n} AS {{integer}}) WHERE EXISTS (SELECT 1 FROM {{event}} {{use_ready}}
+POLL_SHARD: Final = """SELECT 'ready', CAST(:shard_{n} AS {{integer}})
+        WHERE EXISTS (SELECT 1 FROM {{event}} {{use_ready}}
         WHERE stream = :stream AND shard = :shard_{n} AND status = 'pending' {floor})
     UNION ALL SELECT 'due', CAST(:shard_{n} AS {{integer}}) WHERE EXISTS (SELECT 1 FROM {{blocked_key}}
         WHERE stream = :stream AND shard = :shard_{n} AND next_attempt_at <= {{now}})"""

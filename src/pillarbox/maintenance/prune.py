@@ -1,0 +1,64 @@
+"""Prune: published events and dead letters that are old enough. Nothing that was not published is ever pruned."""
+
+import logging
+from typing import NamedTuple
+
+from pillarbox.maintenance.service import Service
+from pillarbox.store import Store
+
+log = logging.getLogger(__name__)
+
+DAY_SECONDS = 86_400.0
+
+
+class Pruned(NamedTuple):
+    """How many rows a run deleted."""
+
+    published: int
+    dead: int
+
+
+class Prune(Service):
+    """Deletes in batches, so that no statement holds locks for long; ``limit`` bounds one run of each kind."""
+
+    name = "prune"
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        keep_published_seconds: float = DAY_SECONDS,
+        keep_dead_seconds: float = 7 * DAY_SECONDS,
+        interval_seconds: float = 3600.0,
+        batch: int = 1000,
+        limit: int = 10_000_000,
+    ) -> None:
+        super().__init__(interval_seconds)
+        self._store = store
+        self._keep_published = keep_published_seconds
+        self._keep_dead = keep_dead_seconds
+        self._batch = batch
+        self._limit = limit
+
+    async def run_once(self) -> Pruned:
+        published = dead = 0
+        after = None
+        while published < self._limit:
+            page = await self._store.prune_published(self._keep_published, self._batch, after)
+            published += page.deleted
+            after = page.after
+            if after is None:
+                break
+        while dead < self._limit:
+            deleted = await self._store.prune_dead(self._keep_dead, self._batch)
+            dead += deleted
+            if deleted < self._batch:
+                break
+        if published or dead:
+            log.info(
+                "pruned %d published events and %d dead letters",
+                published,
+                dead,
+                extra={"action": "pruned", "published": published, "dead": dead},
+            )
+        return Pruned(published, dead)

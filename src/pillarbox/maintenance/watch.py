@@ -1,0 +1,33 @@
+"""Watch: says when events wait in a stream that no relay serves, for example after a misspelt name."""
+
+import logging
+from collections.abc import Sequence
+
+from pillarbox.maintenance.service import Service
+from pillarbox.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Watch(Service):
+    """Warns once for each such stream, and again if it was served in between."""
+
+    name = "watch"
+    runs_at_start = False  # the workers of this relay have yet to join
+
+    def __init__(self, store: Store, *, interval_seconds: float = 60.0) -> None:
+        super().__init__(interval_seconds)
+        self._store = store
+        self._told: set[str] = set()
+
+    async def run_once(self) -> Sequence[str]:
+        streams = await self._store.unserved()
+        for stream in streams:
+            if stream not in self._told:
+                log.warning(
+                    "events wait in stream '%s' and no relay serves it; add it to a relay, or correct the writer",
+                    stream,
+                    extra={"action": "unserved", "stream": stream},
+                )
+        self._told = set(streams)
+        return streams

@@ -1,0 +1,116 @@
+"""Which shards of an ordered stream this worker owns: a fair share, renewed in time, handed over between turns."""
+
+import logging
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from pillarbox.relay.pace import BatchSize, unclean_limit
+from pillarbox.relay.stream import Stream
+from pillarbox.store import Grant, Store, Work
+
+log = logging.getLogger(__name__)
+
+
+def quota(shards: int, live: int, rank: int) -> int:
+    """How many shards the live worker of this rank should own, so that all are owned and none has two too many."""
+    live = max(1, live)
+    return shards // live + (rank < shards % live)
+
+
+@dataclass(slots=True, eq=False)
+class Shard:
+    """One owned shard and what this worker remembers of it; the database alone is the truth."""
+
+    grant: Grant
+    aside: set[str]
+    batch: BatchSize
+    publish_until: float  # by the local monotonic clock: past it, another worker may own the shard
+    unclean_count: int
+    settled: int = 0
+    charge: UUID | None = None  # the event that the last owner was alone with when it died
+
+    @property
+    def limit(self) -> int:
+        cautious = unclean_limit(self.unclean_count)
+        return self.batch.size if cautious is None else min(self.batch.size, cautious)
+
+
+@dataclass(slots=True)
+class Ownership:
+    """The shards of one stream that this worker owns."""
+
+    store: Store
+    stream: Stream
+    worker: str
+    shards: dict[int, Shard] = field(default_factory=dict)
+
+    def owns(self, shard: Shard) -> bool:
+        return self.shards.get(shard.grant.shard) is shard
+
+    async def adjust(self, work: Work, resting: Collection[int]) -> bool:
+        """Take what is missing from the fair share, give what is above it; only shards that rest can be given.
+
+        Whether shards were taken: they may have work.
+        """
+        share = quota(self.store.shards, work.live, work.rank)
+        if len(self.shards) < share and work.free:
+            return await self._take(share - len(self.shards))
+        if len(self.shards) > share:
+            spare = [self.shards[number] for number in sorted(resting) if number in self.shards]
+            await self.give(spare[: len(self.shards) - share])
+        return False
+
+    async def _take(self, limit: int) -> bool:
+        sent = time.monotonic()
+        name, lease = self.stream.name, self.stream.lease_seconds
+        taken = False
+        for grant in await self.store.take(name, self.worker, limit, lease):
+            if grant.unclean_count:
+                log.warning(
+                    "stream '%s': took over shard %d from a worker that died (%d in a row)",
+                    name,
+                    grant.shard,
+                    grant.unclean_count,
+                    extra={"action": "took_over", "stream": name, "shard": grant.shard},
+                )
+            aside = set(await self.store.keys_aside(grant))
+            until = sent + lease * 2 / 3
+            batch = BatchSize(self.stream.batch)
+            self.shards[grant.shard] = Shard(grant, aside, batch, until, grant.unclean_count, charge=grant.suspect)
+            taken = True
+        return taken
+
+    async def renew(self) -> None:
+        """Extend every lease, and forget the shards that are lost."""
+        grants = [shard.grant for shard in self.shards.values()]
+        sent = time.monotonic()
+        held = set(await self.store.renew(grants, self.stream.lease_seconds))
+        for grant in grants:
+            shard = self.shards.get(grant.shard)
+            if shard is None or shard.grant != grant:
+                continue
+            if grant in held:
+                shard.publish_until = sent + self.stream.lease_seconds * 2 / 3
+            else:
+                self.drop(shard)
+
+    def drop(self, shard: Shard) -> None:
+        """The lease is lost: another worker owns this shard now."""
+        if self.owns(shard):
+            del self.shards[shard.grant.shard]
+            log.warning(
+                "stream '%s': lost shard %d to another worker",
+                self.stream.name,
+                shard.grant.shard,
+                extra={"action": "lease_lost", "stream": self.stream.name, "shard": shard.grant.shard},
+            )
+
+    async def give(self, shards: Iterable[Shard]) -> None:
+        grants = []
+        for shard in shards:
+            self.shards.pop(shard.grant.shard, None)
+            grants.append(shard.grant)
+        if grants:
+            await self.store.give(grants)

@@ -1,0 +1,119 @@
+"""One turn: read, publish and settle on one shard. Nothing overlaps inside a shard, so order holds by construction."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pillarbox.errors import StoreDown
+from pillarbox.event import Event
+from pillarbox.publisher import UNTRIED, Outcome, Publisher, outage, retry
+from pillarbox.relay.breaker import Breaker
+from pillarbox.relay.ownership import Shard
+from pillarbox.relay.plan import Rules, plan_key_run, plan_turn, split
+from pillarbox.store import Aside, Settlement, Store
+
+log = logging.getLogger(__name__)
+
+_DIED = "its worker died while it published this event alone"
+# After so many settled events a shard that owners died with is trusted again.
+_TRUSTED_AFTER = 1000
+_SETTLE_RETRY_SECONDS = (0.05, 1.0)
+
+
+class Stopping(Exception):
+    """The worker stops, and the database does not answer: what was published could not be written down."""
+
+
+@dataclass(slots=True)
+class Turns:
+    """Runs turns of one ordered stream."""
+
+    store: Store
+    publisher: Publisher
+    breaker: Breaker
+    rules: Rules
+    max_bytes: int
+    give_up: asyncio.Event  # set when a settle must not be tried any longer
+
+    async def turn(self, shard: Shard) -> bool:
+        """Whether there may be more to do."""
+        begun = time.monotonic()
+        limit = 1 if self.breaker.probing else shard.limit
+        due = bool(shard.aside) and await self._due_key(shard, limit)
+        events = await self.store.read(shard.grant, limit, self.max_bytes)
+        if not events:
+            return due
+        free, held = split(events, shard.aside)
+        outcomes = await self._publish(shard, free)
+        await self._settle(shard, plan_turn(free, outcomes, held, self.rules))
+        if free and all(outcome is UNTRIED for outcome in outcomes):
+            return False  # the worker stops, or its lease is in doubt: nothing more before the next poll
+        shard.batch.turned(len(events), time.monotonic() - begun)
+        # Less than asked for can also be a batch that its bytes cut off.
+        return len(events) >= limit or sum(len(event.payload) for event in events) * 2 > self.max_bytes or due
+
+    async def _due_key(self, shard: Shard, limit: int) -> bool:
+        run = await self.store.read_due(shard.grant, limit, self.max_bytes)
+        if run is None:
+            return False
+        outcomes: Sequence[Outcome] = ()
+        if run.mode is Aside.RETRY:
+            outcomes = await self._publish(shard, run.events)
+        await self._settle(shard, plan_key_run(run, outcomes, self.rules))
+        # An outage leaves the key due: the circuit, not this loop, says when to try again.
+        return not any(outcome.is_outage for outcome in outcomes)
+
+    async def _publish(self, shard: Shard, events: Sequence[Event]) -> Sequence[Outcome]:
+        if not events:
+            return ()
+        if time.monotonic() > shard.publish_until:
+            return [UNTRIED] * len(events)
+        if shard.charge is not None and events[0].id == shard.charge:
+            shard.charge = None
+            return [retry(_DIED), *[UNTRIED] * (len(events) - 1)]
+        if shard.limit == 1 and shard.unclean_count:
+            await self.store.suspect(shard.grant, events[0])
+        try:
+            outcomes = await self.publisher.publish(events)
+        except Exception as error:
+            # Against the contract; the events are not to blame, and nobody knows what became of them.
+            log.exception(
+                "stream '%s': the publisher broke its contract and raised", self.breaker.stream, extra={"action": "bug"}
+            )
+            outcomes = [outage(f"the publisher raised {type(error).__name__}")] * len(events)
+        down = next((outcome for outcome in outcomes if outcome.is_outage), None)
+        if down is not None:
+            self.breaker.failed(time.monotonic(), down.error or "")
+        elif any(outcome is not UNTRIED for outcome in outcomes):
+            self.breaker.succeeded()
+        return outcomes
+
+    async def _settle(self, shard: Shard, settlement: Settlement) -> None:
+        if not settlement:
+            return
+        named = {event.key for event in settlement.held} | settlement.aside.keys() | set(settlement.release)
+        aside = await self._settle_surely(shard, settlement)
+        if named:
+            shard.aside.difference_update(key for key in named if key is not None)
+            shard.aside.update(aside)
+        if shard.unclean_count:
+            shard.settled += len(settlement.published)
+            if shard.settled >= _TRUSTED_AFTER:
+                await self.store.suspect(shard.grant, None)
+                shard.unclean_count = shard.settled = 0
+
+    async def _settle_surely(self, shard: Shard, settlement: Settlement) -> set[str]:
+        """Tried until the database answers: what was published and not settled will be published again."""
+        wait, longest = _SETTLE_RETRY_SECONDS
+        while True:
+            try:
+                return set(await self.store.settle(shard.grant, settlement))
+            except StoreDown:
+                if self.give_up.is_set():
+                    raise Stopping from None
+            try:
+                await asyncio.wait_for(self.give_up.wait(), wait)
+            except TimeoutError:
+                wait = min(longest, wait * 2)
