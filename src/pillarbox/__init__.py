@@ -1,3 +1,26 @@
 """A transactional outbox: events written with your data, published at least once and in order per key."""
 
+from pillarbox.errors import InvalidEvent, PillarboxError, Reject
+from pillarbox.event import Event, Mode, Status
+from pillarbox.outbox import Outbox
+from pillarbox.publishers.handlers import Handlers
+from pillarbox.relay import Exponential, Fixed, Linear, OnDead, Relay, Stream
+
 __version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Event",
+    "Exponential",
+    "Fixed",
+    "Handlers",
+    "InvalidEvent",
+    "Linear",
+    "Mode",
+    "OnDead",
+    "Outbox",
+    "PillarboxError",
+    "Reject",
+    "Relay",
+    "Status",
+    "Stream",
+]

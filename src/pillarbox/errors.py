@@ -9,6 +9,10 @@ class InvalidEvent(PillarboxError, ValueError):
     """An event that could not be delivered, refused where it was written."""
 
 
+class NotInTransaction(PillarboxError):
+    """The handle has no open transaction: the event and the data could not commit together."""
+
+
 class DuplicateEvent(PillarboxError):
     """An event with this id is in the outbox already."""
 

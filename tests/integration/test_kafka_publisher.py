@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import sys
 import time
 import uuid
 from collections import Counter, defaultdict
@@ -705,6 +706,13 @@ async def test_a_url_with_everything(cluster: Cluster) -> None:
 async def test_a_url_hides_its_password() -> None:
     publisher = KafkaPublisher.from_url("kafka://app:s3cret@one,[::1],two:9093")
     assert publisher.description == "kafka one:9092,[::1]:9092,two:9093"
+
+
+async def test_without_the_client_library_the_error_names_the_extra() -> None:
+    program = "import sys; sys.modules['confluent_kafka'] = None; import pillarbox.publishers.kafka"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE)
+    _, errors = await process.communicate()
+    assert "KafkaPublisher needs an extra; install it with: pip install 'pillarbox[kafka]'" in errors.decode()
 
 
 async def test_headers_belong_to_a_named_envelope() -> None:

@@ -22,9 +22,6 @@ class Target(NamedTuple):
         """The outcome of a message that the topic would not take."""
         if self.compacted and message.key is None:
             return rejected(f"topic {self.topic!r} is compacted and takes no event without a key; give it a key")
-        value = message.value
-        if value is None or len(value) <= self.roomy_bytes:
-            return None
         size = lone_batch_bytes(message)
         if size <= self.max_bytes:
             return None

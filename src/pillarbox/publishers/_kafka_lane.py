@@ -155,28 +155,30 @@ class Lane:
         reporters, envelope, produce = client.begin(len(events)), self._envelope, client.produce
         runs = Runs(strict=self._strict_keys) if self._strict_keys or len(targets) > 1 else None
         is_full = False
+        # Unpacked once per change of topic, as every lookup here is paid for by every event.
+        written_topic = events[0].topic
+        target = targets[written_topic]
+        topic, topic_refusal, compacted, _, roomy_bytes = target
         for index in todo:
             event = events[index]
-            target = targets[event.topic]
+            if event.topic != written_topic:
+                written_topic = event.topic
+                target = targets[written_topic]
+                topic, topic_refusal, compacted, _, roomy_bytes = target
             if stops and call.is_behind_a_stop(index):
                 continue
-            if is_full or (runs is not None and runs.must_wait(event.key, target.topic)):
+            if is_full or (runs is not None and runs.must_wait(event.key, topic)):
                 later.append(index)
                 continue
-            refusal = target.refusal
+            refusal = topic_refusal
             if refusal is None:
                 try:
                     message = envelope(event)
-                    refusal = target.refuse(message)
+                    key, value, headers = message
+                    if (compacted and key is None) or (value is not None and len(value) > roomy_bytes):
+                        refusal = target.refuse(message)
                     if refusal is None:
-                        produce(
-                            target.topic,
-                            message.value,
-                            message.key,
-                            -1,
-                            reporters[index],
-                            headers=message.headers,
-                        )
+                        produce(topic, value, key, -1, reporters[index], headers=headers)
                         sent.append(index)
                         continue
                 except BufferError:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka import admin as confluent_admin
 
 from pillarbox.envelope import Message
 from pillarbox.errors import ConfigError
+
+# Its types leave out what it exports, and the callbacks of its configuration.
+kafka_admin: Any = confluent_admin
 
 logger = logging.getLogger("pillarbox.publishers.kafka")
 
@@ -50,7 +53,7 @@ class Topics:
         self._lock = threading.Lock()
         self.last_error: str | None = None
         try:
-            self._admin: Any = AdminClient({**config, "error_cb": self._note})
+            self._admin: Any = kafka_admin.AdminClient({**config, "error_cb": self._note})
         except (KafkaException, TypeError, ValueError) as error:
             raise config_error(error) from error
 
@@ -65,7 +68,10 @@ class Topics:
             self._admin.list_topics(timeout=seconds)
         except KafkaException as error:
             self._admin.poll(0)
-            raise UnreachableError(self.last_error or error.args[0].str()) from error
+            raise UnreachableError(self._reason(error)) from error
+
+    def _reason(self, error: KafkaException) -> str:
+        return self.last_error or str(error.args[0].str())
 
     def reachable(self) -> bool:
         try:
@@ -129,7 +135,7 @@ class Topics:
             time.sleep(0.1)
 
     def _describe(self, name: str) -> Topic:
-        resource = ConfigResource(ResourceType.TOPIC, name)
+        resource = kafka_admin.ConfigResource(kafka_admin.ResourceType.TOPIC, name)
         try:
             (answer,) = self._admin.describe_configs([resource], request_timeout=DESCRIBE_SECONDS).values()
             entries = answer.result()

@@ -46,13 +46,15 @@ class OrderedWorker(StreamWorker):
         return await self._store.poll(self.stream.name, self._worker, grants)
 
     async def _start(self, work: Work) -> bool:
-        found = await self._ownership.adjust(work, self._resting.keys())
+        found = await self._ownership.adjust(work, self._running.values())
         if work.paused:
             self._waiting.clear()
             return found
         for number in sorted(work.ready | work.due):
             shard = self._resting.get(number)
             if shard is not None and self._ownership.owns(shard):
+                if number in work.due:
+                    shard.look_for_due_at = 0.0
                 self._waiting.append(shard)
                 found = True
         self._fill()
@@ -63,7 +65,7 @@ class OrderedWorker(StreamWorker):
             if not self.breaker.allows(time.monotonic()):
                 return
             shard = self._waiting.popleft()
-            if self._ownership.owns(shard):
+            if self._ownership.owns(shard) and not shard.leaving:
                 task = asyncio.create_task(self._turns.turn(shard), name=f"pillarbox-turn-{shard.grant.shard}")
                 self._running[task] = shard
                 task.add_done_callback(self._turned)
@@ -80,7 +82,7 @@ class OrderedWorker(StreamWorker):
                 self._ownership.drop(shard)
             elif not isinstance(error, StoreDown | Stopping):
                 self._failure = error
-        if more and self._ownership.owns(shard) and not self._stop.is_set():
+        if more and self._ownership.owns(shard) and not shard.leaving and not self._stop.is_set():
             self._waiting.append(shard)
         self._pace.worked()
         self._fill()

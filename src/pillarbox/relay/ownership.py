@@ -29,6 +29,8 @@ class Shard:
     publish_until: float  # by the local monotonic clock: past it, another worker may own the shard
     unclean_count: int
     settled: int = 0
+    leaving: bool = False  # above this worker's share: no turn begins on it
+    look_for_due_at: float = 0.0  # when to ask again for a key whose time has come
     charge: UUID | None = None  # the event that the last owner was alone with when it died
 
     @property
@@ -49,17 +51,23 @@ class Ownership:
     def owns(self, shard: Shard) -> bool:
         return self.shards.get(shard.grant.shard) is shard
 
-    async def adjust(self, work: Work, resting: Collection[int]) -> bool:
-        """Take what is missing from the fair share, give what is above it; only shards that rest can be given.
+    async def adjust(self, work: Work, in_turn: Collection[Shard]) -> bool:
+        """Take what is missing from the fair share, give what is above it. Whether shards were taken: they may have
+        work.
 
-        Whether shards were taken: they may have work.
+        A shard in the middle of a turn is marked, and given when the turn has ended.
         """
         share = quota(self.store.shards, work.live, work.rank)
+        for shard in self.shards.values():
+            shard.leaving = False
         if len(self.shards) < share and work.free:
             return await self._take(share - len(self.shards))
         if len(self.shards) > share:
-            spare = [self.shards[number] for number in sorted(resting) if number in self.shards]
-            await self.give(spare[: len(self.shards) - share])
+            at_rest_first = sorted(self.shards.values(), key=lambda shard: (shard in in_turn, shard.grant.shard))
+            spare = at_rest_first[: len(self.shards) - share]
+            for shard in spare:
+                shard.leaving = shard in in_turn
+            await self.give([shard for shard in spare if not shard.leaving])
         return False
 
     async def _take(self, limit: int) -> bool:

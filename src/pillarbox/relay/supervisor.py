@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
-from pillarbox.errors import ConfigError, DestinationDown, StoreDown
+from pillarbox.errors import ConfigError, DestinationDown, PillarboxError, StoreDown
 from pillarbox.event import Mode
 from pillarbox.maintenance.prune import DAY_SECONDS, Prune
 from pillarbox.maintenance.rescue import Rescue
@@ -246,13 +246,17 @@ class Relay:
             try:
                 await serve()
                 continue
-            except Exception:
+            except Exception as error:
                 if loop.time() - begun > longest:
                     wait = _RESTART_SECONDS[0]
-                log.exception(
-                    "stream '%s' failed; starting it again in %.0f s",
+                # Our own errors say what to do; a traceback helps only with those that nobody foresaw.
+                log.error(
+                    "stream '%s' failed (%s: %s); starting it again in %.0f s",
                     name,
+                    type(error).__name__,
+                    error,
                     wait,
+                    exc_info=None if isinstance(error, PillarboxError) else error,
                     extra={"action": "restarting", "stream": name},
                 )
             with suppress(TimeoutError):

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 _DIED = "its worker died while it published this event alone"
 # After so many settled events a shard that owners died with is trusted again.
 _TRUSTED_AFTER = 1000
+_DUE_SECONDS = 0.1
 _SETTLE_RETRY_SECONDS = (0.05, 1.0)
 
 
@@ -41,7 +42,11 @@ class Turns:
         """Whether there may be more to do."""
         begun = time.monotonic()
         limit = 1 if self.breaker.probing else shard.limit
-        due = bool(shard.aside) and await self._due_key(shard, limit)
+        due = False
+        if begun >= shard.look_for_due_at:
+            due = await self._due_key(shard, limit)
+            # While keys are set aside a busy shard asks now and then; else the poll tells.
+            shard.look_for_due_at = begun if due else begun + _DUE_SECONDS if shard.aside else float("inf")
         events = await self.store.read(shard.grant, limit, self.max_bytes)
         if not events:
             return due
@@ -58,6 +63,7 @@ class Turns:
         run = await self.store.read_due(shard.grant, limit, self.max_bytes)
         if run is None:
             return False
+        shard.aside.add(run.key)
         outcomes: Sequence[Outcome] = ()
         if run.mode is Aside.RETRY:
             outcomes = await self._publish(shard, run.events)
@@ -98,6 +104,7 @@ class Turns:
         if named:
             shard.aside.difference_update(key for key in named if key is not None)
             shard.aside.update(aside)
+            shard.look_for_due_at = min(shard.look_for_due_at, time.monotonic() + _DUE_SECONDS)
         if shard.unclean_count:
             shard.settled += len(settlement.published)
             if shard.settled >= _TRUSTED_AFTER:

@@ -202,7 +202,7 @@ def _where(url: str) -> str:
 
 
 class PostgresStore(SqlStore):
-    """An outbox in PostgreSQL 12 or newer.
+    """An outbox in PostgreSQL 13 or newer.
 
     listen_url: for LISTEN where ``url`` leads to a pooler in transaction mode; default ``url``.
     wake_up: False polls only. pool_size: connections at the most, beside the one that listens.

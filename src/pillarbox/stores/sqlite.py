@@ -21,14 +21,23 @@ T = TypeVar("T")
 _FORMAT = "%Y-%m-%d %H:%M:%f"
 _BUSY_SECONDS = 10.0
 
+DIALECT = Dialect(
+    now=f"strftime('{_FORMAT}', 'now')",
+    later=f"strftime('{_FORMAT}', 'now', {{}} || ' seconds')",
+    among="IN (SELECT value FROM json_each({}))",
+    has_meta="FROM sqlite_master WHERE type = 'table' AND name = '{meta}'",
+    param=":",
+    use_ready="INDEXED BY {ready_index}",
+)
 
-def _cell(value: Any) -> Any:
+
+def cell(value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     if isinstance(value, list):
-        return json.dumps([_cell(item) for item in value])
+        return json.dumps([cell(item) for item in value])
     return value
 
 
@@ -97,15 +106,15 @@ class SqliteDatabase:
         return self._connection
 
     async def _fetch(self, statement: Statement, values: Mapping[str, Any]) -> Sequence[Any]:
-        cells = {name: _cell(values[name]) for name in statement.names}
+        cells = {name: cell(values[name]) for name in statement.names}
         return await self._call(lambda: self._opened().execute(statement.text, cells).fetchall())
 
     async def _execute(self, statement: Statement, values: Mapping[str, Any]) -> int:
-        cells = {name: _cell(values[name]) for name in statement.names}
+        cells = {name: cell(values[name]) for name in statement.names}
         return await self._call(lambda: self._opened().execute(statement.text, cells).rowcount)
 
     async def _execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
-        cells = [{name: _cell(row[name]) for name in statement.names} for row in rows]
+        cells = [{name: cell(row[name]) for name in statement.names} for row in rows]
         await self._call(lambda: self._opened().executemany(statement.text, cells))
 
     async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
@@ -162,14 +171,7 @@ class SqliteStore(SqlStore):
 
     features = Features(concurrent_writers=False)
     migrations = "sqlite"
-    dialect = Dialect(
-        now=f"strftime('{_FORMAT}', 'now')",
-        later=f"strftime('{_FORMAT}', 'now', {{}} || ' seconds')",
-        among="IN (SELECT value FROM json_each({}))",
-        has_meta="FROM sqlite_master WHERE type = 'table' AND name = '{meta}'",
-        param=":",
-        use_ready="INDEXED BY {ready_index}",
-    )
+    dialect = DIALECT
     _event = staticmethod(event_from_text_row)
 
     def __init__(self, path: str, *, prefix: str = "outbox", shards: int = 16) -> None:

@@ -5,9 +5,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from pillarbox.event import Event
+from pillarbox.names import Names
 from pillarbox.store import Features
 from pillarbox.stores.sql.database import Connection, Database
-from pillarbox.stores.sql.names import Names
 from pillarbox.stores.sql.operations import OperationsPart
 from pillarbox.stores.sql.rows import write_row
 from pillarbox.stores.sql.statements import Dialect, Statement

@@ -6,8 +6,8 @@ from importlib.resources import files
 from typing import ClassVar, NamedTuple
 
 from pillarbox.errors import ConfigError, SchemaError
+from pillarbox.names import Names
 from pillarbox.stores.sql.database import Connection, Database
-from pillarbox.stores.sql.names import Names
 from pillarbox.stores.sql.statements import SHARED, Dialect, Statement
 
 

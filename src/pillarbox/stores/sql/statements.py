@@ -158,8 +158,8 @@ SHARED: Final[Mapping[str, str]] = {
         ON CONFLICT (stream, shard, key)
         DO UPDATE SET mode = excluded.mode, next_attempt_at = excluded.next_attempt_at""",
     "release_key": """DELETE FROM {blocked_key} WHERE stream = :stream AND shard = :shard AND key = :key
-        AND mode = 'retry' AND NOT EXISTS (SELECT 1 FROM {event} WHERE stream = :stream AND shard = :shard AND key = :key
-            AND status IN ('failed', 'held'))""",
+        AND mode = 'retry' AND NOT EXISTS (SELECT 1 FROM {event} WHERE stream = :stream AND shard = :shard
+            AND key = :key AND status IN ('failed', 'held'))""",
     "free_key": """UPDATE {blocked_key} SET mode = 'retry', next_attempt_at = {now}
         WHERE stream = :stream AND shard = :shard AND key = :key AND (mode = 'retry' OR NOT EXISTS (
             SELECT 1 FROM {dead_letter} WHERE stream = :stream AND key = :key AND seq < :seq))""",

@@ -1,0 +1,73 @@
+"""`python -m benchmarks [--only NAME ...] [--rounds N] [--quick]`"""
+
+import argparse
+import asyncio
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import drains, latency, report
+from benchmarks.bed import Bed, say
+from benchmarks.drains import QUICK, Scale
+from benchmarks.load import fill_postgres
+from benchmarks.report import Row
+
+_ROWS: dict[str, Callable[[Bed, Scale], Row | list[Row]]] = {
+    "postgres-kafka": drains.postgres,
+    "postgres-kafka-deleted": drains.postgres_deleted,
+    "postgres-latency": latency.latency,
+    "postgres-hot-key": drains.hot_key,
+    "sqlite-kafka": drains.sqlite,
+    "postgres-idle": latency.idle,
+    "postgres-backlog-1m": drains.many_waiting,
+    "postgres-memory": drains.memory,
+}
+_NEED_MILLION = {"postgres-backlog-1m", "postgres-memory"}
+_FILE = Path("build/bench.json")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Floor, ours and ratio.")
+    parser.add_argument("--only", nargs="+", choices=_ROWS, metavar="NAME", help=f"of {', '.join(_ROWS)}")
+    parser.add_argument("--rounds", type=int, help="of each side (default 3)")
+    parser.add_argument("--quick", action="store_true", help="smaller backlogs: to see that it works, not how fast")
+    return parser.parse_args()
+
+
+def _measure(bed: Bed, names: list[str], scale: Scale) -> list[Row]:
+    rows: list[Row] = []
+    say("warming up")
+    drains.warm_up(bed, scale)
+    loaded = False
+    for name in names:
+        say(name)
+        if name in _NEED_MILLION and not loaded:
+            fill_postgres(bed.url, scale.waiting, prefix="million")
+            loaded = True
+        found = _ROWS[name](bed, scale)
+        rows += found if isinstance(found, list) else [found]
+    return rows
+
+
+def main() -> None:
+    arguments = _arguments()
+    scale = QUICK if arguments.quick else Scale()
+    if arguments.rounds:
+        scale = dataclasses.replace(scale, rounds=arguments.rounds)
+    # As Ctrl-C, so that the servers are closed on the way out.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    begun = time.monotonic()
+    with Bed() as bed:
+        version = asyncio.run(bed.question("SHOW server_version"))
+        print(report.heading(" ".join(["python -m benchmarks", *sys.argv[1:]]), version), flush=True)
+        rows = _measure(bed, arguments.only or list(_ROWS), scale)
+    report.write(rows, _FILE)
+    print(f"took      {time.monotonic() - begun:.0f} s, {scale.rounds} rounds of each side in turn\n")
+    print(report.table(rows))
+
+
+if __name__ == "__main__":
+    main()

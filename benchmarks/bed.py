@@ -1,0 +1,106 @@
+"""The servers that a run measures on, and the folder that its processes work in."""
+
+import asyncio
+import sys
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import asyncpg
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.servers import Kafka, Postgres, start_all
+from tests.servers.process import drop_folder, make_folder
+
+PARTITIONS = 8
+# fsync and full_page_writes stay on. Vacuum runs when a table was loaded, and checkpoints before a round: in the middle
+# of one they would hit one side of a pair only.
+POSTGRES_SETTINGS = {
+    "autovacuum": "off",
+    "max_wal_size": "8GB",
+    "checkpoint_timeout": "1h",
+    "shared_buffers": "256MB",
+}
+
+
+class Bed:
+    """PostgreSQL and Kafka of this run's own; both end with it, however it ends."""
+
+    def __init__(self) -> None:
+        self.postgres = Postgres(settings=POSTGRES_SETTINGS)
+        self.kafka = Kafka(jit="normal")
+        self._stack = ExitStack()
+        self._admin: Any = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            # In the care of the servers' sweeper, which ends what works in there when this process is killed.
+            self.folder = make_folder("bench")
+            stack.callback(drop_folder, self.folder)
+            start_all([self.postgres, self.kafka])
+            stack.callback(self.kafka.close)
+            stack.callback(self.postgres.close)
+            self._admin = AdminClient({"bootstrap.servers": self.servers})
+            asyncio.run(self._create_database())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def servers(self) -> str:
+        return self.kafka.bootstrap_servers
+
+    @property
+    def url(self) -> str:
+        """The database of the outboxes; questions of the harness about it go through the other one."""
+        return self.postgres.url.removesuffix("/postgres") + "/bench"
+
+    @property
+    def sqlite_path(self) -> Path:
+        return self.folder / "outbox.db"
+
+    async def _create_database(self) -> None:
+        connection = await asyncpg.connect(self.postgres.url)
+        try:
+            await connection.execute("CREATE DATABASE bench")
+        finally:
+            await connection.close()
+
+    def topic(self, name: str) -> str:
+        """A new topic."""
+        unique = f"{name}-{uuid.uuid4().hex[:6]}"
+        topic = NewTopic(unique, num_partitions=PARTITIONS, replication_factor=1)
+        self._admin.create_topics([topic])[unique].result(30)
+        return unique
+
+    def drop_topic(self, name: str) -> None:
+        self._admin.delete_topics([name])[name].result(30)
+
+    def messages(self, topic: str) -> int:
+        """How many a topic has; nothing is ever deleted from it while it is measured."""
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "bench"})
+        try:
+            places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+            return sum(consumer.get_watermark_offsets(place, timeout=10)[1] for place in places)
+        finally:
+            consumer.close()
+
+    async def question(self, query: str) -> Any:
+        """Asked in the other database, so that it does not count among the transactions of this one."""
+        connection = await asyncpg.connect(self.postgres.url)
+        try:
+            return await connection.fetchval(query)
+        finally:
+            await connection.close()
+
+
+def say(line: str) -> None:
+    """Progress."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""Processes that are measured: each has an interpreter to itself, as it would in service."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class ChildFailedError(Exception):
+    """A measured process ended without an answer."""
+
+
+class Child:
+    """`python -m benchmarks.<module>`: it gets its settings as a line of JSON and answers in such lines.
+
+    The end of its input tells it to stop, so that it ends with this process too.
+    """
+
+    def __init__(self, module: str, settings: dict[str, Any], folder: Path) -> None:
+        self._module = module
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"benchmarks.{module}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            text=True,
+            # Ctrl-C is for the harness, which ends its children.
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(settings) + "\n")
+        self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def answer(self) -> dict[str, Any]:
+        """The next line of the child."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ChildFailedError(f"benchmarks.{self._module} ended with exit code {self._process.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def finish(self) -> dict[str, Any]:
+        """Tell it to stop, and its last line."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self.answer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._process.wait(30)
+        finally:
+            self._process.kill()
+
+
+def settings_from_parent() -> dict[str, Any]:
+    """The child's side: what it was told."""
+    found: dict[str, Any] = json.loads(sys.stdin.readline())
+    return found
+
+
+def answer(found: dict[str, Any]) -> None:
+    """The child's side: one line."""
+    print(json.dumps(found), flush=True)

@@ -1,0 +1,84 @@
+"""A bare drain with asyncpg and confluent-kafka: ours without the library, and as fast as we can write it.
+
+The table, the shards, the slots, the batches and the fences are ours; ramping up, retries, keys set aside, byte limits,
+renewal and all that a relay needs on a bad day are left out.
+"""
+
+import asyncio
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import asyncpg
+
+from benchmarks.child import answer, settings_from_parent
+from benchmarks.clock import Clock
+from benchmarks.wire import BareProducer
+
+_OWNER, _TOKEN, _STREAM = "floor", 1, "default"
+_LEASES = """INSERT INTO {p}_lease (stream, shard, owner, token, lease_until)
+    SELECT $1, shard, $2, $3, now() + interval '1 hour' FROM generate_series(0, $4::int - 1) AS shard
+    ON CONFLICT (stream, shard) DO UPDATE SET owner = excluded.owner, token = excluded.token"""
+_READ = """SELECT id, key, occurred_at, payload FROM {p}_event
+    WHERE stream = $1 AND shard = $2 AND status = 'pending'
+    AND EXISTS (SELECT 1 FROM {p}_lease WHERE stream = $1 AND shard = $2 AND token = $3 AND owner = $4)
+    ORDER BY seq LIMIT $5"""
+_GUARD = """WITH guard AS MATERIALIZED (SELECT 1 FROM {p}_lease WHERE stream = $1 AND shard = $2
+    AND token = $3 AND owner = $4 FOR SHARE) """
+_MARK = "UPDATE {p}_event SET status = 'published', published_at = now(), attempts = attempts + 1 "
+_WHERE = "WHERE id = ANY($5) AND status = 'pending' AND EXISTS (SELECT 1 FROM guard)"
+_DELETE = "DELETE FROM {p}_event "
+
+
+class Floor:
+    """Slots that take shards from one queue, as the relay's do."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.clock = Clock(settings["events"])
+        self.shards = deque(range(settings["shards"]))
+        prefix = settings["prefix"]
+        self.read = _READ.format(p=prefix)
+        self.settle = (_GUARD + (_MARK if settings["keep"] else _DELETE) + _WHERE).format(p=prefix)
+        self.threads = ThreadPoolExecutor(settings["slots"])
+
+    async def run(self) -> None:
+        settings = self.settings
+        slots = [await self._open() for _ in range(settings["slots"])]
+        await slots[0][0].execute(
+            _LEASES.format(p=settings["prefix"]), _STREAM, _OWNER, _TOKEN, settings["shards"]
+        )
+        await asyncio.gather(*(self._slot(connection, producer) for connection, producer in slots))
+        for connection, _ in slots:
+            await connection.close()
+
+    async def _open(self) -> tuple[Any, BareProducer]:
+        connection = await asyncpg.connect(self.settings["url"])
+        return connection, BareProducer(self.settings["servers"], self.settings["topic"])
+
+    async def _slot(self, connection: Any, producer: BareProducer) -> None:
+        batch, loop = self.settings["batch"], asyncio.get_running_loop()
+        while self.shards and not self.clock.done.is_set():
+            shard = self.shards.popleft()
+            self.clock.begin()
+            rows = await connection.fetch(self.read, _STREAM, shard, _TOKEN, _OWNER, batch)
+            if not rows:
+                continue
+            await loop.run_in_executor(self.threads, producer.send, rows)
+            ids = [row[0] for row in rows]
+            done = await connection.execute(self.settle, _STREAM, shard, _TOKEN, _OWNER, ids)
+            if int(done.rpartition(" ")[2]) != len(ids):
+                raise RuntimeError(f"settled {done}, not {len(ids)} events")
+            self.clock.settle(len(ids))
+            if len(rows) == batch:
+                self.shards.append(shard)
+
+
+def main() -> None:
+    floor = Floor(settings_from_parent())
+    asyncio.run(floor.run())
+    answer(floor.clock.report())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Backlogs: outboxes in the state that a row begins with, the same for both sides of a pair."""
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from pillarbox.event import key_hash
+from pillarbox.ids import uuid7
+from pillarbox.stores.postgres import PostgresStore
+from pillarbox.stores.sqlite import SqliteStore
+
+SHARDS = 16
+PAYLOAD_BYTES = 250
+# Many, so that no key stands out; far fewer than events, so that most batches hold several of one.
+KEYS = 50_000
+HOT_KEY = "order-hot"
+
+_COLUMNS = "id, stream, tenant, topic, type, aggregate_type, aggregate_id, key, key_hash, payload, content_type, status"
+_POSTGRES = f"""INSERT INTO {{p}}_event ({_COLUMNS})
+    SELECT uuidv7(), 'default', 'default', '', 'order.created', 'order', key, key,
+        (crc32(convert_to(key, 'UTF8')) & 2147483647)::int,
+        convert_to(rpad('{{{{"number":' || n || ',"text":"', {PAYLOAD_BYTES - 2}, 'x') || '"}}}}', 'UTF8'),
+        'application/json', 'pending'
+    FROM (SELECT n, 'order-' || n % {KEYS} AS key FROM generate_series(1, $1::int) AS n) AS numbered"""
+_HOT_EVENTS = f"""INSERT INTO {{p}}_event ({_COLUMNS})
+    SELECT uuidv7(), 'default', 'default', '', 'order.created', 'order', $2::text, $2, $3, $4::bytea,
+        'application/json', CASE WHEN n = 1 THEN 'failed' ELSE 'held' END
+    FROM generate_series(1, $1::int) AS n"""
+_HOT_ROW = """INSERT INTO {p}_blocked_key (stream, shard, key, mode, next_attempt_at)
+    VALUES ('default', $1, $2, 'retry', now() + interval '1 day')"""
+_SQLITE = f"INSERT INTO outbox_event ({_COLUMNS}) VALUES ({', '.join('?' * len(_COLUMNS.split(',')))})"
+
+
+def payload(number: int) -> bytes:
+    """One of the right size."""
+    return b'{"number":%d,"text":"' % number + b"x" * (PAYLOAD_BYTES - 22 - len(str(number))) + b'"}'
+
+
+async def add_events(connection: Any, prefix: str, events: int) -> None:
+    """More events, in one statement."""
+    await connection.execute(_POSTGRES.format(p=prefix), events)
+
+
+async def _fill(url: str, prefix: str, events: int, held: int) -> None:
+    store = PostgresStore(url, prefix=prefix, shards=SHARDS, wake_up=False)
+    await store.migrate()
+    await store.close()
+    connection = await asyncpg.connect(url)
+    try:
+        tables = ", ".join(f"{prefix}_{name}" for name in ("event", "lease", "worker", "blocked_key", "sleeper"))
+        await connection.execute(f"TRUNCATE {tables} RESTART IDENTITY")
+        if held:
+            number = key_hash(UUID(int=0), HOT_KEY)
+            await connection.execute(_HOT_EVENTS.format(p=prefix), held, HOT_KEY, number, payload(0))
+            await connection.execute(_HOT_ROW.format(p=prefix), number % SHARDS, HOT_KEY)
+        if events:
+            await add_events(connection, prefix, events)
+            await _check(connection, prefix)
+        await connection.execute(f"VACUUM ANALYZE {prefix}_event")
+        await connection.execute("CHECKPOINT")
+    finally:
+        await connection.close()
+
+
+async def _check(connection: Any, prefix: str) -> None:
+    row = await connection.fetchrow(f"SELECT key, key_hash, payload FROM {prefix}_event WHERE status = 'pending' LIMIT 1")
+    if row["key_hash"] != key_hash(UUID(int=0), row["key"]) or len(row["payload"]) != PAYLOAD_BYTES:
+        raise RuntimeError("the loader's SQL does not make the events that pillarbox would write")
+
+
+def fill_postgres(url: str, events: int, *, prefix: str = "outbox", held: int = 0) -> None:
+    """An outbox with so many pending events, and so many more held behind one key; whatever was in it is gone."""
+    asyncio.run(_fill(url, prefix, events, held))
+
+
+def fill_sqlite(path: Path, events: int) -> None:
+    """The same in a new file."""
+    for old in path.parent.glob(f"{path.name}*"):
+        old.unlink()
+    asyncio.run(_migrate_sqlite(path))
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.executemany(_SQLITE, _rows(events))
+    connection.execute("ANALYZE")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+
+
+async def _migrate_sqlite(path: Path) -> None:
+    store = SqliteStore(str(path), shards=SHARDS)
+    await store.migrate()
+    await store.close()
+
+
+def _rows(events: int) -> Iterator[tuple[Any, ...]]:
+    for number in range(events):
+        event_id, key = uuid7(), f"order-{number % KEYS}"
+        yield (
+            str(event_id),
+            "default",
+            "default",
+            "",
+            "order.created",
+            "order",
+            key,
+            key,
+            key_hash(event_id, key),
+            payload(number),
+            "application/json",
+            "pending",
+        )

@@ -1,0 +1,101 @@
+"""What every store must do, as tests to subclass for a database of one's own."""
+
+import asyncio
+import random
+
+import pytest
+
+from pillarbox.conformance.store_keys import AsideTests, InstantTests
+from pillarbox.conformance.store_operations import OperatorTests, RetentionTests, SteeringTests
+from pillarbox.conformance.store_ownership import OwnershipTests, PollTests
+from pillarbox.conformance.store_queue import ClaimTests, RescueTests
+from pillarbox.conformance.store_setup import LEASE, MAX_BYTES, PAST, SHARDS, STREAM, Connect
+from pillarbox.conformance.store_turns import ReadTests, SettleTests
+from pillarbox.conformance.store_writing import SchemaTests, WritingTests
+from pillarbox.errors import LeaseLost
+from pillarbox.event import Status
+from pillarbox.store import Failure, Settlement, Store
+
+_EVENTS = 300
+_KEYS = 12
+
+
+class StoreContract(
+    SchemaTests,
+    WritingTests,
+    OwnershipTests,
+    PollTests,
+    ReadTests,
+    SettleTests,
+    AsideTests,
+    InstantTests,
+    ClaimTests,
+    RescueTests,
+    RetentionTests,
+    SteeringTests,
+    OperatorTests,
+):
+    """Subclass it in a test module: give it ``features``, the fixture ``connect``, ``set_schema_version``
+    and ``audit``; ``durable = False`` where nothing outlives the process.
+
+    Every test has an outbox of its own. Leases run out because they are given a past, never by waiting.
+    """
+
+    @pytest.mark.asyncio
+    async def test_everything_is_there_after_a_restart(self, store: Store, connect: Connect) -> None:
+        if not self.durable:
+            pytest.skip("nothing outlives this store")
+        ann = await self.own(store)
+        pending, published, failed, dead = await self.write(store, ann, *self.events(4))
+        await self.fail_head(store, ann, failed)
+        await store.settle(ann, Settlement(published=[published], dead=[Failure(dead, "refused", 1)]))
+        await store.pause(STREAM, "olga")
+        await store.close()
+        again = connect()
+        await again.open()
+        assert not await again.migrate()
+        states = (Status.PENDING, Status.PUBLISHED, Status.FAILED, Status.DEAD)
+        assert await self.count(again) == dict.fromkeys(states, 1)
+        assert await self.read(again, ann) == [pending], "a worker that only lost its connection is still the owner"
+        assert set(await again.keys_aside(ann)) == {failed.key}
+        assert [letter.event.id for letter in await again.dead_letters()] == [dead.id]
+        work = await again.poll(STREAM, "ann", [ann])
+        assert (work.paused, work.live, work.due) == (True, 1, frozenset({0}))
+        assert (await self.lose(again, ann)).token > ann.token
+        await again.close()
+
+    @pytest.mark.asyncio
+    async def test_every_event_is_published_once_and_in_order(self, store: Store, other: Store) -> None:
+        keys = [self.key(shard % SHARDS) for shard in range(_KEYS)]
+        for start in range(0, _EVENTS, 50):
+            await store.add([self.event(key=keys[place % _KEYS]) for place in range(start, start + 50)])
+        settled: dict[str, list[int]] = {key: [] for key in keys}
+        lost = 0
+
+        async def work(connection: Store, worker: str) -> None:
+            nonlocal lost
+            chance = random.Random(worker)
+            await connection.join(STREAM, worker, LEASE)
+            while sum(map(len, settled.values())) < _EVENTS:
+                for grant in await connection.take(STREAM, worker, 2, LEASE):
+                    events = await connection.read(grant, chance.randint(1, 20), MAX_BYTES)
+                    if chance.random() < 0.3:
+                        # It hangs for longer than its lease: another worker may or may not come first.
+                        await connection.renew([grant], PAST)
+                        await connection.poll(STREAM, worker, None)
+                    try:
+                        await connection.settle(grant, Settlement(published=events))
+                    except LeaseLost:
+                        lost += 1
+                        continue
+                    for event in events:
+                        settled[str(event.key)].append(event.seq)
+                    await connection.give([grant])
+
+        workers = [(store, "ann"), (other, "bob"), (store, "eve"), (other, "joe")]
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(work(*each) for each in workers))
+        assert await self.count(store) == {Status.PUBLISHED: _EVENTS}
+        assert sum(map(len, settled.values())) == _EVENTS, "an event was settled twice"
+        for seqs in settled.values():
+            assert seqs == sorted(set(seqs))

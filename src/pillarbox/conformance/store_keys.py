@@ -1,0 +1,216 @@
+"""Keys that are set aside, and events that wait for an instant."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pillarbox.conformance.store_setup import LONG, MAX_BYTES, PAST, STREAM, StoreSetup, ids
+from pillarbox.event import Event, Status
+from pillarbox.store import Aside, Failure, Grant, KeyAside, Settlement, Store
+
+
+class AsideTests(StoreSetup):
+    """A key that is set aside comes back in order, and only when it may."""
+
+    async def _waiting(self, store: Store, count: int = 3, **fields: str) -> tuple[Grant, str, list[Event]]:
+        """A key whose head failed and is due, with the rest of it held."""
+        grant = await self.own(store)
+        key = self.key()
+        events = await self.write(store, grant, *self.events(count, key=key, **fields))
+        await self.fail_head(store, grant, *events)
+        return grant, key, events
+
+    @pytest.mark.asyncio
+    async def test_keys_set_aside_belong_to_their_shard(self, store: Store) -> None:
+        grants = await self.own_all(store)
+        here, there = self.event(), self.event(shard=1)
+        await store.add([here, there])
+        await self.fail_head(store, grants[0], here)
+        await self.fail_head(store, grants[1], there)
+        assert [set(await store.keys_aside(grant)) for grant in grants[:3]] == [{here.key}, {there.key}, set()]
+
+    @pytest.mark.asyncio
+    async def test_a_due_key_is_read_from_its_head_on(self, store: Store) -> None:
+        grant = await self.own(store)
+        key = self.key()
+        head, second, third, fourth = await self.write(store, grant, *self.events(4, key=key))
+        await self.fail_head(store, grant, head, third)
+        await store.settle(grant, Settlement(held=[second]))
+        assert await self.read_due(store, grant) == (
+            key,
+            [
+                head._replace(status=Status.FAILED, attempts=1),
+                second._replace(status=Status.HELD),
+                third._replace(status=Status.HELD),
+            ],
+        )
+        assert ids(await self.read(store, grant)) == [fourth.id]
+
+    @pytest.mark.asyncio
+    async def test_a_due_key_is_read_within_the_limits(self, store: Store) -> None:
+        grant, _, events = await self._waiting(store, 4)
+        size = len(events[0].payload)
+        for limit, max_bytes, count in ((2, MAX_BYTES, 2), (10, 3 * size, 3), (10, 0, 1)):
+            run = await store.read_due(grant, limit, max_bytes)
+            assert run is not None
+            assert ids(run.events) == ids(events[:count])
+
+    @pytest.mark.asyncio
+    async def test_a_stale_owner_reads_no_due_key(self, store: Store, other: Store) -> None:
+        ann, key, events = await self._waiting(store)
+        bob = await self.lose(other, ann)
+        stale = await self.read_due(store, ann)
+        assert stale is None or not stale[1]
+        run = await self.read_due(other, bob)
+        assert run is not None
+        assert (run[0], ids(run[1])) == (key, ids(events))
+
+    @pytest.mark.asyncio
+    async def test_a_key_is_not_due_before_its_time(self, store: Store) -> None:
+        grant, key, events = await self._waiting(store)
+        for mode, delay in ((Aside.RETRY, LONG), (Aside.BLOCKED, None), (Aside.PARKED, None)):
+            failed = [Failure(events[0], "again", 2)]
+            await store.settle(grant, Settlement(failed=failed, aside={key: KeyAside(mode, delay)}))
+            assert await self.read_due(store, grant) is None
+            assert not (await store.poll(STREAM, "ann", [grant])).due
+            assert set(await store.keys_aside(grant)) == {key}
+        await store.settle(grant, Settlement(aside={key: KeyAside(Aside.RETRY, PAST)}))
+        assert await self.read_due(store, grant) is not None
+
+    @pytest.mark.asyncio
+    async def test_every_due_key_has_its_turn(self, store: Store) -> None:
+        grant = await self.own(store)
+        events = await self.write(store, grant, *self.events(3))
+        for event in events:
+            await self.fail_head(store, grant, event)
+        served = []
+        for _ in events:
+            run = await self.read_due(store, grant)
+            assert run is not None
+            served.append(run[0])
+            await store.settle(grant, Settlement(published=run[1], release=[run[0]]))
+        assert sorted(served) == sorted(str(event.key) for event in events)
+        assert await self.read_due(store, grant) is None
+
+    @pytest.mark.asyncio
+    async def test_a_key_with_a_future_attempt_does_not_hide_a_due_one(self, store: Store) -> None:
+        grant = await self.own(store)
+        later, due = await self.write(store, grant, *self.events(2))
+        await self.fail_head(store, grant, later, delay=LONG)
+        await self.fail_head(store, grant, due)
+        run = await self.read_due(store, grant)
+        assert run is not None
+        assert run[0] == due.key
+
+    @pytest.mark.asyncio
+    async def test_a_key_is_released_when_nothing_of_it_waits(self, store: Store) -> None:
+        grant, key, events = await self._waiting(store)
+        assert not await store.settle(grant, Settlement(published=events, release=[key]))
+        assert not await store.keys_aside(grant)
+        assert await self.read_due(store, grant) is None
+        (new,) = await self.write(store, grant, self.event(key=key))
+        await self.publish(store, grant, new)
+        assert await self.count(store) == {Status.PUBLISHED: 4}
+
+    @pytest.mark.asyncio
+    async def test_a_key_stays_aside_while_something_of_it_waits(self, store: Store) -> None:
+        grant, key, (head, *held) = await self._waiting(store)
+        for event in (head, held[0]):
+            assert set(await store.settle(grant, Settlement(published=[event], release=[key]))) == {key}
+            assert set(await store.keys_aside(grant)) == {key}
+        run = await self.read_due(store, grant)
+        assert run is not None
+        assert ids(run[1]) == [held[1].id]
+        other = self.event()
+        await self.write(store, grant, other)
+        await self.fail_head(store, grant, other)
+        assert not await store.settle(grant, Settlement(published=[held[1]], release=[key])), (
+            "another key's failure does not keep this one"
+        )
+
+    @pytest.mark.asyncio
+    async def test_a_key_stays_aside_while_its_head_is_failed(self, store: Store) -> None:
+        grant, key, _ = await self._waiting(store, 1)
+        assert set(await store.settle(grant, Settlement(release=[key]))) == {key}
+        assert set(await store.keys_aside(grant)) == {key}
+
+    @pytest.mark.asyncio
+    async def test_only_an_operator_frees_a_key_that_is_blocked_or_parked(self, store: Store) -> None:
+        grant = await self.own(store)
+        events = await self.write(store, grant, *self.events(2))
+        keys = {event.key for event in events if event.key is not None}
+        for event, mode in zip(events, (Aside.BLOCKED, Aside.PARKED), strict=True):
+            await self.kill_head(store, grant, event, mode=mode)
+        assert set(await store.settle(grant, Settlement(release=keys))) == keys
+        assert set(await store.keys_aside(grant)) == keys
+        assert await self.read_due(store, grant) is None
+
+    @pytest.mark.asyncio
+    async def test_a_key_set_aside_is_inherited(self, store: Store, other: Store) -> None:
+        ann, key, events = await self._waiting(store)
+        bob = await self.lose(other, ann)
+        assert set(await other.keys_aside(bob)) == {key}
+        assert (await other.poll(STREAM, "bob", [bob])).due == {0}
+        assert not await other.settle(bob, Settlement(published=events, release=[key]))
+
+
+class InstantTests(StoreSetup):
+    """Events that wait for an instant of their own."""
+
+    @pytest.mark.asyncio
+    async def test_a_failed_event_without_a_key_comes_back_by_itself(self, store: Store) -> None:
+        grant = await self.own(store)
+        now, later, other = await self.write(store, grant, *self.events(3, key=None))
+        failed = [Failure(now, "refused", 1, PAST), Failure(later, "refused", 2, LONG)]
+        assert not await store.settle(grant, Settlement(failed=failed))
+        assert not await store.keys_aside(grant)
+        assert ids(await self.read(store, grant)) == [other.id]
+        assert await store.promote("invoices", 10) == 0
+        assert await store.promote(STREAM, 10) == 1
+        back = await self.read_soon(store, grant, 2)
+        assert back == [now._replace(attempts=1), other]
+        assert await store.promote(STREAM, 10) == 0
+        assert await self.count(store) == {Status.FAILED: 1, Status.PENDING: 2}
+
+    @pytest.mark.asyncio
+    async def test_a_failed_event_with_a_key_comes_back_by_its_key_only(self, store: Store) -> None:
+        grant = await self.own(store)
+        (event,) = await self.write(store, grant, self.event())
+        await self.fail_head(store, grant, event)
+        assert not (await store.poll(STREAM, "ann", [grant])).scheduled
+        assert await store.promote(STREAM, 10) == 0
+        assert await self.count(store) == {Status.FAILED: 1}
+
+    @pytest.mark.asyncio
+    async def test_a_scheduled_event_waits(self, store: Store) -> None:
+        grant = await self.own(store)
+        await store.add([self.event(available_at=datetime.now(UTC) + timedelta(hours=1))])
+        assert await self.count(store) == {Status.SCHEDULED: 1}
+        assert await self.read(store, grant) == []
+        assert not (await store.poll(STREAM, "ann", [grant])).ready
+        assert await store.promote(STREAM, 10) == 0
+        assert await self.count(store) == {Status.SCHEDULED: 1}
+
+    @pytest.mark.asyncio
+    async def test_a_scheduled_event_comes_when_its_instant_has_come(self, store: Store) -> None:
+        grant = await self.own(store)
+        east = datetime.now(UTC).astimezone().tzinfo
+        events = self.events(2, available_at=datetime.now(east) - timedelta(hours=1))
+        await store.add(events)
+        if await self.count(store) != {Status.PENDING: 2}:
+            assert (await store.poll(STREAM, "ann", [grant])).scheduled
+            assert await store.promote(STREAM, 1) == 1
+            assert await store.promote(STREAM, 10) == 1
+        assert ids(await self.read_soon(store, grant, 2)) == ids(events)
+
+    @pytest.mark.asyncio
+    async def test_a_promoted_event_that_fails_waits_for_its_key(self, store: Store) -> None:
+        grant = await self.own(store)
+        event = self.event(available_at=datetime.now(UTC) - timedelta(hours=1))
+        await store.add([event])
+        await store.promote(STREAM, 10)
+        (event,) = await self.read_soon(store, grant, 1)
+        await self.fail_head(store, grant, event, delay=LONG)
+        assert not (await store.poll(STREAM, "ann", [grant])).scheduled
+        assert await store.promote(STREAM, 10) == 0
+        assert await self.count(store) == {Status.FAILED: 1}

@@ -1,0 +1,301 @@
+"""Retention, steering, and what operators do."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, STREAM, AuditRow, StoreSetup, ids
+from pillarbox.event import Event, Status
+from pillarbox.store import Aside, Failure, Grant, KeyAside, Settlement, Store
+
+
+class RetentionTests(StoreSetup):
+    """Nothing unpublished is ever pruned."""
+
+    async def _prune(self, store: Store, keep_seconds: float, limit: int = 100) -> int:
+        """All pages of it."""
+        deleted, after = 0, None
+        for _ in range(30):
+            page = await store.prune_published(keep_seconds, limit, after)
+            assert page.deleted <= limit
+            deleted, after = deleted + page.deleted, page.after
+            if after is None:
+                return deleted
+        pytest.fail("the walk never ends")
+
+    @pytest.mark.asyncio
+    async def test_only_what_is_published_is_pruned(self, store: Store) -> None:
+        grant = await self.own(store)
+        key = self.key()
+        head, held, gone, keyless, _ = await self.write(
+            store, grant, *self.events(2, key=key), self.event(), self.event(key=None), self.event()
+        )
+        await store.add([self.event(available_at=datetime.now(UTC) + timedelta(hours=1))])
+        await store.add(self.events(2, stream=JOBS, key=None))
+        await store.claim(JOBS, 0, "ann", 1, LEASE)
+        await self.fail_head(store, grant, head, held, delay=LONG)
+        failed = [Failure(keyless, "refused", 1, LONG)]
+        await store.settle(grant, Settlement(published=[gone], failed=failed))
+        waiting = {Status.PENDING: 1, Status.FAILED: 2, Status.HELD: 1, Status.SCHEDULED: 1}
+        assert await self.count(store) == waiting | {Status.PUBLISHED: 1}
+        assert await self._prune(store, PAST) == 1
+        assert await self.count(store) == waiting
+        assert await self.count(store, JOBS) == {Status.PENDING: 1, Status.PROCESSING: 1}
+
+    @pytest.mark.asyncio
+    async def test_what_is_young_is_kept(self, store: Store) -> None:
+        grant = await self.own(store)
+        events = await self.write(store, grant, *self.events(3))
+        await self.publish(store, grant, *events)
+        assert await self._prune(store, LONG) == 0
+        assert await self.count(store) == {Status.PUBLISHED: 3}
+
+    @pytest.mark.asyncio
+    async def test_the_pages_of_a_prune_walk_everything(self, store: Store) -> None:
+        grant = await self.own(store)
+        events = await self.write(store, grant, *self.events(20))
+        await self.publish(store, grant, *events[:3], *events[5:14], events[19])
+        assert await self._prune(store, PAST, limit=4) == 13
+        assert await self.count(store) == {Status.PENDING: 7}
+
+    @pytest.mark.asyncio
+    async def test_a_published_event_is_pruned_whatever_its_id(self, store: Store) -> None:
+        grant = await self.own(store)
+        identities = [UUID(int=1), UUID("7" * 32), UUID("f" * 31 + "0")]
+        events = await self.write(store, grant, *(self.event(id=id) for id in identities))
+        await self.publish(store, grant, *events)
+        assert await self._prune(store, PAST, limit=2) == 3
+        assert await self.count(store) == {}
+
+    @pytest.mark.asyncio
+    async def test_old_dead_letters_are_pruned(self, store: Store) -> None:
+        grant = await self.own(store)
+        events = await self.write(store, grant, *self.events(2), *self.events(2, key=None))
+        await store.settle(grant, Settlement(dead=[Failure(event, "refused", 1) for event in events]))
+        assert await store.prune_dead(LONG, 100) == 0
+        assert len(await store.dead_letters()) == 4
+        assert await store.prune_dead(PAST, 3) == 3
+        assert await store.prune_dead(PAST, 3) == 1
+        assert not await store.dead_letters()
+
+    @pytest.mark.asyncio
+    async def test_a_dead_letter_that_an_operator_needs_is_kept(self, store: Store) -> None:
+        grant = await self.own(store)
+        blocked, parked, retried = await self.write(store, grant, *self.events(3))
+        await self.kill_head(store, grant, blocked)
+        await self.kill_head(store, grant, parked, mode=Aside.PARKED)
+        assert retried.key is not None
+        dead = [Failure(retried, "refused", 1)]
+        await store.settle(grant, Settlement(dead=dead, aside={retried.key: KeyAside(Aside.RETRY, LONG)}))
+        assert await store.prune_dead(PAST, 100) == 1
+        assert {letter.event.id for letter in await store.dead_letters()} == {blocked.id, parked.id}
+
+
+class SteeringTests(StoreSetup):
+    """Streams and what they have."""
+
+    @pytest.mark.asyncio
+    async def test_pausing_and_resuming_is_audited(self, store: Store) -> None:
+        await store.pause(STREAM, "olga")
+        await store.resume(STREAM, "igor")
+        assert list(await self.audit(store)) == [
+            AuditRow("olga", "pause", STREAM, None),
+            AuditRow("igor", "resume", STREAM, None),
+        ]
+
+    @pytest.mark.asyncio
+    async def test_a_stream_that_nobody_serves_is_named(self, store: Store) -> None:
+        assert not await store.unserved()
+        await store.add([self.event(), self.event(stream="invoices"), self.event(stream="letters")])
+        await store.join("letters", "ann", LEASE)
+        assert sorted(await store.unserved()) == ["invoices", STREAM]
+        grant = await self.own(store)
+        assert list(await store.unserved()) == ["invoices"]
+        await store.join("letters", "ann", PAST)
+        assert sorted(await store.unserved()) == ["invoices", "letters"]
+        await self.publish(store, grant, *await self.read(store, grant))
+        await store.leave(STREAM, "ann")
+        assert sorted(await store.unserved()) == ["invoices", "letters"], "nothing waits in the first any more"
+
+    @pytest.mark.asyncio
+    async def test_failed_and_scheduled_events_wait_for_a_worker_too(self, store: Store) -> None:
+        grant = await self.own(store)
+        (event,) = await self.write(store, grant, self.event())
+        await self.fail_head(store, grant, event)
+        await store.leave(STREAM, "ann")
+        await store.add([self.event(stream="letters", available_at=datetime.now(UTC) - timedelta(hours=1))])
+        assert sorted(await store.unserved()) == ["letters", STREAM]
+
+    @pytest.mark.asyncio
+    async def test_events_are_counted_by_state(self, store: Store, other: Store) -> None:
+        assert await self.count(store) == {}
+        grant = await self.own(store)
+        one, two, three, _ = await self.write(store, grant, *self.events(4))
+        await store.add(self.events(2, stream="invoices"))
+        await self.publish(store, grant, one)
+        await self.fail_head(store, grant, two)
+        await store.settle(grant, Settlement(dead=[Failure(three, "refused", 1)]))
+        states = (Status.PUBLISHED, Status.FAILED, Status.DEAD, Status.PENDING)
+        assert await self.count(other) == dict.fromkeys(states, 1)
+        assert await self.count(other, "invoices") == {Status.PENDING: 2}
+
+    @pytest.mark.asyncio
+    async def test_dead_letters_are_listed_by_stream(self, store: Store) -> None:
+        listed = {}
+        for stream in (STREAM, "invoices"):
+            grant = await self.own(store, stream=stream)
+            events = await self.write(store, grant, *self.events(3, stream=stream))
+            await store.settle(grant, Settlement(dead=[Failure(event, "refused", 1) for event in events]))
+            listed[stream] = ids(events)
+        for stream, wanted in listed.items():
+            assert [letter.event.id for letter in await store.dead_letters(stream)] == wanted
+        assert len(await store.dead_letters()) == 6
+        assert len(await store.dead_letters(limit=4)) == 4
+        assert not await store.dead_letters("letters")
+
+
+class OperatorTests(StoreSetup):
+    """Replaying and discarding dead letters."""
+
+    async def _kill(self, store: Store, mode: Aside, count: int = 3) -> tuple[Grant, str, list[Event]]:
+        """A key whose head is dead, with events behind it."""
+        grant = await self.own(store)
+        key = self.key()
+        events = await self.write(store, grant, *self.events(count, key=key))
+        await self.kill_head(store, grant, *events, mode=mode)
+        return grant, key, events
+
+    async def _due(self, store: Store, grant: Grant) -> list[UUID] | None:
+        run = await self.read_due(store, grant)
+        is_due = grant.shard in (await store.poll(STREAM, "ann", [grant])).due
+        assert is_due == (run is not None)
+        return None if run is None else ids(run[1])
+
+    @pytest.mark.asyncio
+    async def test_a_replayed_event_takes_its_old_place(self, store: Store) -> None:
+        grant = await self.own(store)
+        events = await self.write(
+            store, grant, self.event(payload=b"\x00\xff", headers={"a": "b"}), self.event(key=None), self.event()
+        )
+        dead = [Failure(event, "refused", 5) for event in events[:2]]
+        await store.settle(grant, Settlement(dead=dead))
+        assert await store.replay(ids(events[:2]), "olga") == 2
+        assert await self.read_soon(store, grant, 3) == events
+        assert not await store.dead_letters()
+        assert await self.count(store) == {Status.PENDING: 3}
+        await self.publish(store, grant, *events)
+        assert await self.count(store) == {Status.PUBLISHED: 3}
+
+    @pytest.mark.asyncio
+    async def test_a_replayed_event_that_dies_again_keeps_its_history(self, store: Store) -> None:
+        grant = await self.own(store)
+        (event,) = await self.write(store, grant, self.event(key=None))
+        await store.settle(grant, Settlement(dead=[Failure(event, "once", 1)]))
+        await store.replay([event.id], "olga")
+        await store.settle(grant, Settlement(dead=[Failure(event, "twice", 1)]))
+        (letter,) = await store.dead_letters()
+        assert [line["error"] for line in letter.errors] == ["once", "twice"]
+
+    @pytest.mark.asyncio
+    async def test_what_is_not_dead_is_neither_replayed_nor_discarded(self, store: Store) -> None:
+        grant = await self.own(store)
+        pending, published, dead = await self.write(store, grant, *self.events(3))
+        await store.settle(grant, Settlement(published=[published], dead=[Failure(dead, "refused", 1)]))
+        unknown = [pending.id, published.id, self.event().id]
+        assert await store.replay(unknown, "olga") == 0
+        assert await store.discard(unknown, "olga") == 0
+        assert await store.replay([], "olga") == 0
+        assert await store.replay([*unknown, dead.id], "olga") == 1
+        assert await store.replay([dead.id], "olga") == 0
+        assert await self.count(store) == {Status.PENDING: 2, Status.PUBLISHED: 1}
+        assert list(await self.audit(store)) == [AuditRow("olga", "replay", STREAM, dead.id)]
+
+    @pytest.mark.asyncio
+    async def test_a_discarded_event_is_gone_for_good(self, store: Store) -> None:
+        grant = await self.own(store)
+        one, two = await self.write(store, grant, *self.events(2))
+        await store.settle(grant, Settlement(dead=[Failure(event, "refused", 1) for event in (one, two)]))
+        assert await store.discard([one.id], "igor") == 1
+        assert await self.count(store) == {Status.DEAD: 1}
+        assert await store.replay([one.id], "igor") == 0
+        assert list(await self.audit(store)) == [AuditRow("igor", "discard", STREAM, one.id)]
+
+    @pytest.mark.asyncio
+    async def test_replaying_the_head_of_a_blocked_key_lets_it_go_on_in_order(self, store: Store) -> None:
+        grant, key, events = await self._kill(store, Aside.BLOCKED)
+        assert await self._due(store, grant) is None
+        assert await store.replay([events[0].id], "olga") == 1
+        assert await self.read(store, grant) == [], "pending, it would be read beside its key"
+        assert await self._due(store, grant) == ids(events)
+        run = await self.read_due(store, grant)
+        assert run is not None
+        assert run[1][0].attempts == 0
+        assert not await store.settle(grant, Settlement(published=run[1], release=[key]))
+        assert not await store.keys_aside(grant)
+
+    @pytest.mark.asyncio
+    async def test_discarding_the_head_of_a_blocked_key_lets_it_go_on(self, store: Store) -> None:
+        grant, key, events = await self._kill(store, Aside.BLOCKED)
+        assert await store.discard([events[0].id], "olga") == 1
+        assert await self._due(store, grant) == ids(events[1:])
+        assert not await store.settle(grant, Settlement(published=events[1:], release=[key]))
+
+    @pytest.mark.asyncio
+    async def test_a_discarded_head_with_nothing_behind_leaves_a_key_to_release(self, store: Store) -> None:
+        grant, key, events = await self._kill(store, Aside.BLOCKED, 1)
+        await store.discard([events[0].id], "olga")
+        assert await self._due(store, grant) == []
+        assert not await store.settle(grant, Settlement(release=[key]))
+        assert not await store.keys_aside(grant)
+
+    @pytest.mark.asyncio
+    async def test_a_parked_key_goes_on_when_nothing_dead_stands_before(self, store: Store) -> None:
+        grant, key, events = await self._kill(store, Aside.PARKED)
+        assert await self.count(store) == {Status.DEAD: 3}
+        await store.replay([events[1].id], "olga")
+        assert await self._due(store, grant) is None
+        assert await self.read(store, grant) == []
+        await store.discard([events[2].id], "olga")
+        assert await self._due(store, grant) is None
+        assert set(await store.keys_aside(grant)) == {key}
+        await store.replay([events[0].id], "olga")
+        assert await self._due(store, grant) == ids(events[:2])
+
+    @pytest.mark.asyncio
+    async def test_a_parked_key_is_replayed_as_a_whole_in_order(self, store: Store) -> None:
+        grant, key, events = await self._kill(store, Aside.PARKED)
+        assert await store.replay(ids(events[::-1]), "olga") == 3
+        assert await self._due(store, grant) == ids(events)
+        assert not await store.settle(grant, Settlement(published=events, release=[key]))
+
+    @pytest.mark.asyncio
+    async def test_a_replay_makes_a_waiting_key_due_now(self, store: Store) -> None:
+        grant = await self.own(store)
+        key = self.key()
+        dead, failed = await self.write(store, grant, *self.events(2, key=key))
+        await store.settle(grant, Settlement(dead=[Failure(dead, "refused", 1)]))
+        await self.fail_head(store, grant, failed, delay=LONG)
+        assert await self._due(store, grant) is None
+        await store.replay([dead.id], "olga")
+        assert await self._due(store, grant) == ids([dead, failed])
+
+    @pytest.mark.asyncio
+    async def test_acting_on_one_key_leaves_another_as_it_is(self, store: Store) -> None:
+        grant = await self.own(store)
+        one, two = await self.write(store, grant, *self.events(2))
+        for event in (one, two):
+            await self.kill_head(store, grant, event)
+        await store.replay([one.id], "olga")
+        assert await self._due(store, grant) == [one.id]
+        await store.settle(grant, Settlement(published=[one], release=[str(one.key)]))
+        assert set(await store.keys_aside(grant)) == {two.key}
+
+    @pytest.mark.asyncio
+    async def test_a_replayed_event_of_a_queue_is_claimed_again(self, store: Store) -> None:
+        await store.add(self.events(1, stream=JOBS))
+        (claim,) = await store.claim(JOBS, 0, "ann", 10, LEASE)
+        await store.settle_claims([claim], Settlement(dead=[Failure(claim.event, "refused", 1)]))
+        assert await store.replay([claim.event.id], "olga") == 1
+        (again,) = await store.claim(JOBS, 0, "ann", 10, LEASE)
+        assert (again.event.id, again.event.attempts) == (claim.event.id, 1)

@@ -1,0 +1,93 @@
+"""From a Python value to the bytes that are delivered: serialised once, here, and never again. Pure."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+
+from pillarbox.errors import InvalidEvent
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain; charset=utf-8"
+BYTES: Final = "application/octet-stream"
+MAX_DEPTH: Final = 200
+
+_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+
+
+def serialise(payload: Any) -> tuple[bytes, str]:
+    """The bytes and their content type: bytes and str as they are, everything else as JSON.
+
+    Refuses what a consumer could not read back: NaN and infinity, NUL, lone surrogates, nesting deeper than 200.
+    """
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload), BYTES
+    if isinstance(payload, str):
+        if "\0" in payload:
+            raise InvalidEvent("the payload contains a NUL character; remove it, or pass the payload as bytes")
+        return _encode(payload), TEXT
+    try:
+        text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)
+    except RecursionError:
+        raise _too_deep() from None
+    except (TypeError, ValueError) as error:
+        # The encoder's own text may quote the value.
+        if "JSON compliant" in str(error):
+            raise InvalidEvent(
+                "the payload contains NaN or infinity, which JSON cannot hold; use null or text"
+            ) from None
+        if "Circular" in str(error):
+            raise InvalidEvent("the payload contains itself; pass plain data") from None
+        reason = str(error) if isinstance(error, TypeError) else type(error).__name__
+        raise InvalidEvent(f"the payload cannot be written as JSON ({reason}); pass plain data, or bytes") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise _too_deep()
+    if "\\u0000" in text and _NUL.search(text):
+        raise InvalidEvent("the payload contains a NUL character, which databases refuse in JSON; remove it")
+    return _encode(text), JSON
+
+
+def _encode(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidEvent(
+            "the payload contains a lone surrogate, which is no character; decode the text again, or pass bytes"
+        ) from None
+
+
+def _too_deep() -> InvalidEvent:
+    return InvalidEvent(f"the payload is nested deeper than {MAX_DEPTH}; flatten it, or pass bytes")
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(text):
+        if match[0] in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif match[0] in "]}":
+            depth -= 1
+    return deepest
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, UUID | Decimal):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise TypeError(f"a value of type {type(value).__name__} has no JSON form")

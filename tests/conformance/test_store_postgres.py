@@ -1,0 +1,21 @@
+import itertools
+import os
+
+import pytest
+
+from pillarbox.conformance import Connect
+from pillarbox.store import Features
+from pillarbox.stores.postgres import PostgresStore
+from tests.conformance.sql_store import SqlStoreContract
+from tests.servers import Postgres
+
+_numbers = itertools.count(1)
+
+
+class TestPostgres(SqlStoreContract):
+    features = Features(wake_up=True)
+
+    @pytest.fixture
+    def connect(self, postgres: Postgres) -> Connect:
+        prefix = f"contract_{os.getpid()}_{next(_numbers)}"
+        return lambda *, shards=4: PostgresStore(postgres.url, prefix=prefix, shards=shards)

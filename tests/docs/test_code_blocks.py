@@ -1,0 +1,63 @@
+"""Every Python block in the README and the documentation runs, and every command of the README is there."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[object]:
+    found = []
+    for page in PAGES:
+        for number, (kind, text) in enumerate(BLOCK.findall(page.read_text())):
+            if kind == language:
+                found.append(pytest.param(text, id=f"{page.relative_to(ROOT)}-{number}"))
+    return found
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_block_runs(code: str, tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_readme_example_delivers(tmp_path: Path) -> None:
+    first = next(text for kind, text in BLOCK.findall((ROOT / "README.md").read_text()) if kind == "python")
+    ended = subprocess.run([sys.executable, "-c", first], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stdout == "mail about order 7\n"
+
+
+@pytest.mark.parametrize("command", [line for block in blocks("console") for line in block.values[0].splitlines()])  # type: ignore[attr-defined]
+def test_console_command_is_there(command: str) -> None:
+    words = command.removeprefix("$ ").split()
+    assert words[0] == "make", f"teach this test to run {words[0]!r}"
+    asked = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+
+
+def test_make_help_lists_every_target() -> None:
+    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("demo", "test", "check", "quick", "bench", "prove", "servers", "clean"):
+        assert f"make {target} " in told
+
+
+def test_unknown_target_is_one_sentence() -> None:
+    ended = subprocess.run(["make", "tset"], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "there is no target 'tset'" in ended.stderr
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed; on Debian: apt-get install make")
+def test_demo_proves_the_promise() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "pillarbox", "demo", "--seconds", "3"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "The promise held." in ended.stdout
