@@ -43,7 +43,7 @@ class Bed:
             start_all([self.postgres, self.kafka])
             stack.callback(self.kafka.close)
             stack.callback(self.postgres.close)
-            self._admin = AdminClient({"bootstrap.servers": self.servers})
+            self._admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
             asyncio.run(self._create_database())
             self._stack = stack.pop_all()
         return self

@@ -91,9 +91,7 @@ def _row(name: str, bar: Bar, ours: list[dict[str, Any]], floor: list[dict[str, 
     )
 
 
-def _against_bare(
-    bed: Bed, scale: Scale, name: str, bare: str, fill: Callable[[], None], **settings: Any
-) -> Row:
+def _against_bare(bed: Bed, scale: Scale, name: str, bare: str, fill: Callable[[], None], **settings: Any) -> Row:
     drains = Drains(bed, name)
     ours, floor = [], []
     for _ in range(scale.rounds):
@@ -116,9 +114,7 @@ def warm_up(bed: Bed, scale: Scale) -> None:
 
 def postgres(bed: Bed, scale: Scale) -> Row:
     """Ordered, rows kept."""
-    return _against_bare(
-        bed, scale, "postgres-kafka", "floor_postgres", lambda: fill_postgres(bed.url, scale.events)
-    )
+    return _against_bare(bed, scale, "postgres-kafka", "floor_postgres", lambda: fill_postgres(bed.url, scale.events))
 
 
 def postgres_deleted(bed: Bed, scale: Scale) -> Row:

@@ -45,9 +45,7 @@ class Floor:
     async def run(self) -> None:
         settings = self.settings
         slots = [await self._open() for _ in range(settings["slots"])]
-        await slots[0][0].execute(
-            _LEASES.format(p=settings["prefix"]), _STREAM, _OWNER, _TOKEN, settings["shards"]
-        )
+        await slots[0][0].execute(_LEASES.format(p=settings["prefix"]), _STREAM, _OWNER, _TOKEN, settings["shards"])
         await asyncio.gather(*(self._slot(connection, producer) for connection, producer in slots))
         for connection, _ in slots:
             await connection.close()

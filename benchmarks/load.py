@@ -68,7 +68,9 @@ async def _fill(url: str, prefix: str, events: int, held: int) -> None:
 
 
 async def _check(connection: Any, prefix: str) -> None:
-    row = await connection.fetchrow(f"SELECT key, key_hash, payload FROM {prefix}_event WHERE status = 'pending' LIMIT 1")
+    row = await connection.fetchrow(
+        f"SELECT key, key_hash, payload FROM {prefix}_event WHERE status = 'pending' LIMIT 1"
+    )
     if row["key_hash"] != key_hash(UUID(int=0), row["key"]) or len(row["payload"]) != PAYLOAD_BYTES:
         raise RuntimeError("the loader's SQL does not make the events that pillarbox would write")
 

@@ -17,8 +17,9 @@ from pillarbox.envelope import default_headers
 from pillarbox.errors import ConfigError, DestinationDown
 from pillarbox.event import NO_HEADERS, Event, Status
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, Result
-from pillarbox.publishers import _kafka_lane, _kafka_topics
 from pillarbox.publishers.kafka import KafkaPublisher
+from pillarbox.publishers.kafka import lane as kafka_lane
+from pillarbox.publishers.kafka import topics as kafka_topics
 from tests.servers import Kafka, KafkaCluster
 from tests.servers.fixtures import OwnServer
 
@@ -113,7 +114,7 @@ def cluster(kafka: Kafka) -> Cluster:
 
 @pytest_asyncio.fixture
 async def signals(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Signals]:
-    monkeypatch.setattr(_kafka_lane, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(kafka_lane, "QUIET_SECONDS", 0.3)
     handler = Signals()
     logger = logging.getLogger("pillarbox.publishers.kafka")
     logger.addHandler(handler)
@@ -124,7 +125,7 @@ async def signals(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Signals]:
 @pytest.fixture
 def no_limits_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a cluster that does not allow describing its topics: refusals come from the broker alone."""
-    monkeypatch.setattr(_kafka_topics.Topics, "_describe", lambda self, name: _kafka_topics.Topic(name))
+    monkeypatch.setattr(kafka_topics.Topics, "_describe", lambda self, name: kafka_topics.Topic(name))
 
 
 Opened = Callable[..., Awaitable[KafkaPublisher]]

@@ -159,7 +159,7 @@ class Server(ABC):
         """The last lines of the server's own log, also after `close`."""
         if self._folder is None:
             return self._last_log
-        return "\n".join(_read(self._log_file).splitlines()[-40:])
+        return "\n".join(_read(self._log_file).splitlines()[-100:])
 
     def __enter__(self) -> Self:
         return self.start()

@@ -36,7 +36,8 @@ class StoreContract(
     OperatorTests,
 ):
     """Subclass it in a test module: give it ``features``, the fixture ``connect``, ``set_schema_version``
-    and ``audit``; ``durable = False`` where nothing outlives the process.
+    and ``audit``; ``durable = False`` where nothing outlives the process. ``wait_seconds`` is how long a late row may
+    take to be found.
 
     Every test has an outbox of its own. Leases run out because they are given a past, never by waiting.
     """

@@ -290,6 +290,7 @@ class OperatorTests(StoreSetup):
         assert await self._due(store, grant) == [one.id]
         await store.settle(grant, Settlement(published=[one], release=[str(one.key)]))
         assert set(await store.keys_aside(grant)) == {two.key}
+        assert await self._due(store, grant) is None
 
     @pytest.mark.asyncio
     async def test_a_replayed_event_of_a_queue_is_claimed_again(self, store: Store) -> None:

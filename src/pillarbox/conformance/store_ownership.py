@@ -45,8 +45,9 @@ class OwnershipTests(StoreSetup):
 
     @pytest.mark.asyncio
     async def test_streams_are_owned_apart(self, store: Store) -> None:
-        await self.own_all(store)
+        anns = await self.own_all(store)
         await self.own_all(store, "bob", stream="invoices")
+        assert list(await store.renew(anns, LEASE)) == anns
 
     @pytest.mark.asyncio
     async def test_an_expired_lease_is_taken_over_and_counted(self, store: Store, other: Store) -> None:

@@ -45,6 +45,7 @@ class StoreSetup:
 
     features: ClassVar[Features] = Features()
     durable: ClassVar[bool] = True
+    wait_seconds: ClassVar[float] = 15.0
 
     @pytest.fixture
     def connect(self) -> Connect:
@@ -161,7 +162,7 @@ class StoreSetup:
         """Ask until it is so: a store may look behind its floor for late rows only now and then."""
         answer = await ask()
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(self.wait_seconds):
                 while not wanted(answer):
                     answer = await ask()
         except TimeoutError:

@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from pillarbox.publishers._kafka_topics import config_error
+from pillarbox.publishers.kafka.topics import config_error
 
 logger = logging.getLogger("pillarbox.publishers.kafka")
 

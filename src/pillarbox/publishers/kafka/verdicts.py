@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError
 from pillarbox.errors import PillarboxError
 from pillarbox.event import Event
 from pillarbox.publisher import Outcome, outage, rejected, retry
-from pillarbox.publishers._kafka_topics import topic_problem
+from pillarbox.publishers.kafka.topics import topic_problem
 
 logger = logging.getLogger("pillarbox.publishers.kafka")
 

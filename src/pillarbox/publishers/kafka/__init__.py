@@ -9,13 +9,13 @@ from pillarbox.envelope import Envelope, HeaderBuilder, envelope_named
 from pillarbox.errors import ConfigError, DestinationDown, MissingExtra
 from pillarbox.event import Event
 from pillarbox.publisher import UNTRIED, Outcome, PublisherFeatures, outage
-from pillarbox.publishers._kafka_settings import check_properties, parse_url
 from pillarbox.publishers._threads import Thread
+from pillarbox.publishers.kafka.settings import check_properties, parse_url
 
 try:
-    from pillarbox.publishers._kafka_client import Client, Link
-    from pillarbox.publishers._kafka_lane import Lane
-    from pillarbox.publishers._kafka_topics import Topics, UnreachableError
+    from pillarbox.publishers.kafka.client import Client, Link
+    from pillarbox.publishers.kafka.lane import Lane
+    from pillarbox.publishers.kafka.topics import Topics, UnreachableError
 except ModuleNotFoundError as error:
     if error.name is None or not error.name.startswith("confluent_kafka"):
         raise

@@ -11,10 +11,10 @@ from confluent_kafka import KafkaError, KafkaException
 from pillarbox.envelope import Envelope
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, rejected
-from pillarbox.publishers._kafka_call import Call, Runs, Target
-from pillarbox.publishers._kafka_client import Client, Link
-from pillarbox.publishers._kafka_topics import Topic, Topics, UnreachableError
-from pillarbox.publishers._kafka_verdicts import (
+from pillarbox.publishers.kafka.call import Call, Runs, Target
+from pillarbox.publishers.kafka.client import Client, Link
+from pillarbox.publishers.kafka.topics import Topic, Topics, UnreachableError
+from pillarbox.publishers.kafka.verdicts import (
     ACCESS_ERRORS,
     NO_TOPIC,
     PURGED,

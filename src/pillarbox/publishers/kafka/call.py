@@ -6,7 +6,7 @@ from typing import NamedTuple
 from pillarbox.envelope import Message
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, rejected
-from pillarbox.publishers._kafka_topics import lone_batch_bytes
+from pillarbox.publishers.kafka.topics import lone_batch_bytes
 
 
 class Target(NamedTuple):

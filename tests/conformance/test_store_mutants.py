@@ -1,0 +1,681 @@
+"""Tests of the contract: a store with a planted bug must fail it."""
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from pillarbox.errors import DuplicateEvent, LeaseLost
+from pillarbox.event import Event, Status
+from pillarbox.store import Claim, Features, Grant, KeyRun, Page, Settlement, Store, Work
+from pillarbox.stores.sqlite import SqliteStore
+from tests.conformance.sql_store import SqlStoreContract
+
+NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+FENCE = r" AND token = :token AND owner = :worker"
+OWNED = r"AND EXISTS \(SELECT 1 FROM outbox_lease WHERE [^)]*\)"
+
+
+class Contract(SqlStoreContract):
+    features = Features(concurrent_writers=False)
+    wait_seconds = 0.2
+
+
+TESTS = sorted(name for name in dir(Contract) if name.startswith("test_"))
+# On SQLite no transaction stays open while others commit; and only chance decides who comes first in the last.
+NEED_MORE = {"test_a_late_commit_is_found", "test_every_event_is_published_once_and_in_order"}
+
+
+class Broken(SqliteStore):
+    """A store whose statements can be changed."""
+
+    def rewrite(self, rewrites: Mapping[str, Sequence[str]]) -> None:
+        for name, pairs in rewrites.items():
+            for old, new in zip(pairs[::2], pairs[1::2], strict=True):
+                text, found = re.subn(old, new, self._sql[name].text)
+                assert found, f"the statement {name} has no {old!r} any more: mend the mutant"
+                self._sql[name].text = text
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug, and the tests that must find it."""
+
+    tests: Sequence[str]
+    kind: type[Broken] = Broken
+    rewrites: Mapping[str, Sequence[str]] | None = None
+
+
+def bug(*tests: str, **rewrites: Sequence[str]) -> Mutant:
+    """In each named statement, replace patterns."""
+    return Mutant(tests, rewrites=rewrites)
+
+
+class OpensAnything(Broken):
+    async def _check_schema(self) -> None:
+        pass
+
+
+class OpensOnce(Broken):
+    is_open = False
+
+    async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
+        assert not self.is_open
+        await super().open()
+        self.is_open = True
+
+
+class ForgetsWorkersAtTheStart(Broken):
+    async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
+        await super().open()
+        await self._db.run("DELETE FROM outbox_worker")
+
+
+class HasNoName(Broken):
+    description = ""  # type: ignore[assignment]
+
+
+class MigratesAgain(Broken):
+    async def migrate(self) -> Sequence[str]:
+        return await super().migrate() or ["0001_outbox.sql"]
+
+
+class InsistsOnItsShards(Broken):
+    def __init__(self, path: str, *, shards: int) -> None:
+        super().__init__(path, shards=shards)
+        self.wanted = shards
+
+    async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
+        await super().open()
+        self._shards = self.wanted
+
+
+class CommitsEarly(Broken):
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
+        await super().add(list(events), tx)
+        if tx is not None:
+            await tx.run("COMMIT")
+            await tx.run("BEGIN IMMEDIATE")
+
+
+class CommitsWhatFailed(Broken):
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        failure = None
+        async with self._db.transaction() as tx:
+            try:
+                yield tx
+            except Exception as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+
+class AddsTheFirstOnly(Broken):
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
+        await super().add(list(events[:1]), tx)
+
+
+class NeedsAnEvent(Broken):
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
+        await super().add([events[0], *events[1:]], tx)
+
+
+class Changes(Broken):
+    """Writes events other than they are."""
+
+    def change(self, event: Event) -> Event:
+        raise NotImplementedError
+
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
+        await super().add([self.change(event) for event in events], tx)
+
+
+class SerialisesAgain(Changes):
+    def change(self, event: Event) -> Event:
+        try:
+            return event._replace(payload=json.dumps(json.loads(event.payload)).encode())
+        except ValueError:
+            return event
+
+
+class DropsTheRoutingKey(Changes):
+    def change(self, event: Event) -> Event:
+        return event._replace(routing_key=None)
+
+
+class WritesAscii(Changes):
+    def change(self, event: Event) -> Event:
+        return event._replace(tenant=event.tenant.encode("ascii", "replace").decode())
+
+
+class IgnoresTheSchedule(Changes):
+    def change(self, event: Event) -> Event:
+        return event._replace(available_at=None)
+
+
+class WritesBackwards(Broken):
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
+        await super().add(list(events)[::-1], tx)
+
+
+class GivesASeqAgain(Broken):
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        aside = await super().settle(grant, settlement)
+        await self._db.run("DELETE FROM sqlite_sequence")
+        return aside
+
+
+class TakesInTwoSteps(Broken):
+    async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
+        rows = await self._db.fetch(self._sql["takeable"], stream=stream, limit=limit)
+        shards = [row[0] for row in rows]
+        await self._db.execute(self._sql["take"], stream=stream, worker=worker, seconds=seconds, shards=shards)
+        rows = await self._db.fetch(self._sql["taken"], stream=stream, shards=shards)
+        return [Grant(stream, shard, worker, token) for shard, token, _, _ in rows]
+
+
+class ClaimsInTwoSteps(Broken):
+    async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
+        rows = await self._db.fetch(self._sql["ready_ids"], stream=stream, shard=shard, limit=limit)
+        found = [row[0] for row in rows]
+        await self._db.execute(self._sql["claim"], ids=found, worker=worker, seconds=seconds)
+        rows = await self._db.fetch(self._sql["claimed"], ids=found)
+        return [Claim(self._event(row), row[21]) for row in rows]
+
+
+class RenewsInWordsOnly(Broken):
+    async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
+        await super().renew(grants, seconds)
+        return grants
+
+
+class Misreports(Broken):
+    """Answers polls with something else."""
+
+    lie: Mapping[str, Any]
+
+    async def poll(self, stream: str, worker: str, grants: Sequence[Grant] | None) -> Work:
+        return replace(await super().poll(stream, worker, grants), **self.lie)
+
+
+def misreports(test: str, **lie: Any) -> Mutant:
+    return Mutant([test], type("Misreport", (Misreports,), {"lie": lie}))
+
+
+class ReadsBehindTheLastSeen(Broken):
+    def __init__(self, path: str, *, shards: int) -> None:
+        super().__init__(path, shards=shards)
+        self.seen: dict[int, int] = {}
+
+    async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        last = self.seen.get(grant.shard, 0)
+        events = [event for event in await super().read(grant, limit, max_bytes) if event.seq > last]
+        self.seen[grant.shard] = max([last, *(event.seq for event in events)])
+        return events
+
+
+class SkipsWhatIsLarge(Broken):
+    async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        events = await super().read(grant, limit, max_bytes)
+        return [event for event in events if len(event.payload) <= max_bytes]
+
+
+class HidesAnEmptyKey(Broken):
+    async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        run = await super().read_due(grant, limit, max_bytes)
+        return run if run and run.events else None
+
+
+class SettlesOtherwise(Broken):
+    """Writes something else than it was told."""
+
+    def change(self, settlement: Settlement) -> Settlement:
+        raise NotImplementedError
+
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        return await super().settle(grant, self.change(settlement))
+
+
+class SetsNothingAside(SettlesOtherwise):
+    def change(self, settlement: Settlement) -> Settlement:
+        return replace(settlement, aside={})
+
+
+class MangleErrors(SettlesOtherwise):
+    def change(self, settlement: Settlement) -> Settlement:
+        dead = [each._replace(error=each.error.encode("ascii", "replace").decode()) for each in settlement.dead]
+        return replace(settlement, dead=dead)
+
+
+class DiesOnce(Broken):
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        known = {letter.event.id for letter in await self.dead_letters()}
+        if any(failure.event.id in known for failure in settlement.dead):
+            raise DuplicateEvent
+        return await super().settle(grant, settlement)
+
+
+class NeedsSomethingToSettle(Broken):
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        if not settlement:
+            raise LeaseLost
+        return await super().settle(grant, settlement)
+
+
+class HoldsBehindAFreeKey(Broken):
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        aside = await super().settle(grant, settlement)
+        await self._db.execute(self._sql["hold"], ids=[event.id for event in settlement.held])
+        return aside
+
+
+class NamesEveryKey(Broken):
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        await super().settle(grant, settlement)
+        return {*settlement.aside, *settlement.release, *(str(event.key) for event in settlement.held)}
+
+
+class RemembersKeysItself(Broken):
+    def __init__(self, path: str, *, shards: int) -> None:
+        super().__init__(path, shards=shards)
+        self.keys: dict[Grant, set[str]] = {}
+
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        self.keys.setdefault(grant, set()).update(settlement.aside)
+        return await super().settle(grant, settlement)
+
+    async def keys_aside(self, grant: Grant) -> Collection[str]:
+        return self.keys.get(grant, ())
+
+
+class SettlesClaimsOfOthers(Broken):
+    async def settle_claims(self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
+        ids = [claim.event.id for claim in claims]
+        rows = await self._db.fetch(self._sql["lock_claim"], ids=ids)
+        tokens = {self._as_uuid(event_id): token for event_id, token in rows}
+        mine = [claim._replace(token=tokens.get(claim.event.id, claim.token)) for claim in claims]
+        return await super().settle_claims(mine, settlement, refund)
+
+
+class CountsNoRefusal(Broken):
+    async def settle_claims(self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
+        await super().settle_claims(claims, settlement, refund)
+        return 0
+
+
+class RefusesAll(Broken):
+    async def settle_claims(self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
+        refused = await super().settle_claims(claims, Settlement())
+        return refused or await super().settle_claims(claims, settlement, refund)
+
+
+class PrunesTheYoung(Broken):
+    async def prune_published(self, keep_seconds: float, limit: int, after: Any = None) -> Page:
+        return await super().prune_published(-1, limit, after)
+
+
+class PrunesOnePage(Broken):
+    async def prune_published(self, keep_seconds: float, limit: int, after: Any = None) -> Page:
+        return (await super().prune_published(keep_seconds, limit, after))._replace(after=None)
+
+
+class SeesOnlyPending(Broken):
+    async def unserved(self) -> Sequence[str]:
+        streams = await super().unserved()
+        return [stream for stream in streams if Status.PENDING in await self.count(stream)]
+
+
+class CountsWhatIsAsked(Broken):
+    async def replay(self, ids: Sequence[UUID], by: str) -> int:
+        await super().replay(ids, by)
+        return len(ids)
+
+
+MUTANTS: Mapping[str, Mutant] = {
+    # The schema, and writing.
+    "opens without tables": Mutant(["test_missing_tables_name_the_remedy"], OpensAnything),
+    "opens a newer schema": Mutant(["test_a_schema_of_a_newer_release_is_refused"], OpensAnything),
+    "opens an older schema": Mutant(["test_a_schema_of_an_older_release_names_the_remedy"], OpensAnything),
+    "opens once": Mutant(["test_opened_and_closed_twice"], OpensOnce),
+    "forgets at the start": Mutant(["test_everything_is_there_after_a_restart"], ForgetsWorkersAtTheStart),
+    "has no name": Mutant(["test_describes_itself"], HasNoName),
+    "migrates again": Mutant(["test_migrating_again_changes_nothing", "test_two_migrations_at_once"], MigratesAgain),
+    "insists on its shards": Mutant(["test_the_number_of_shards_belongs_to_the_outbox"], InsistsOnItsShards),
+    "a rollback leaves the event": Mutant(
+        ["test_a_rolled_back_transaction_leaves_nothing", "test_a_duplicate_takes_its_transaction_with_it"],
+        CommitsWhatFailed,
+    ),
+    "commits early": Mutant(["test_an_event_is_invisible_until_the_commit"], CommitsEarly),
+    "adds the first only": Mutant(["test_a_committed_transaction_leaves_all_of_it"], AddsTheFirstOnly),
+    "needs an event": Mutant(["test_writing_nothing"], NeedsAnEvent),
+    "serialises again": Mutant(["test_the_payload_comes_back_byte_for_byte"], SerialisesAgain),
+    "drops a field": Mutant(["test_every_field_comes_back"], DropsTheRoutingKey),
+    "writes ascii": Mutant(["test_text_comes_back_as_it_was"], WritesAscii),
+    "writes backwards": Mutant(["test_seq_follows_the_order_of_writing"], WritesBackwards),
+    "gives a seq again": Mutant(["test_a_seq_is_never_given_again"], GivesASeqAgain),
+    "replaces a duplicate": bug(
+        "test_an_id_is_written_once",
+        "test_an_id_that_is_published_is_still_taken",
+        add=["INSERT INTO", "INSERT OR REPLACE INTO"],
+    ),
+    # Ownership.
+    "takes what others own": bug(
+        "test_two_workers_never_share_a_shard",
+        "test_a_lease_that_runs_is_not_taken_over",
+        takeable=[r"\(owner IS NULL OR .*\) ORDER", "1 ORDER"],
+    ),
+    "takes in two steps": Mutant(["test_workers_that_take_at_once_never_share_a_shard"], TakesInTwoSteps),
+    "never takes over": bug(
+        "test_an_expired_lease_is_taken_over_and_counted",
+        takeable=[r"\(owner IS NULL OR .*\) ORDER", "owner IS NULL ORDER"],
+    ),
+    "the token does not grow": bug(
+        "test_an_expired_lease_is_taken_over_and_counted",
+        "test_a_shard_that_was_given_back_is_taken_cleanly",
+        take=[r"token = token \+ 1", "token = token"],
+    ),
+    "counts no crash": bug(
+        "test_an_expired_lease_is_taken_over_and_counted", take=[r"unclean_count \+ CASE .* END", "unclean_count"]
+    ),
+    "counts what was no crash": bug("test_a_shard_that_was_given_back_is_taken_cleanly", take=["CASE .* END", "1"]),
+    "takes too many": bug("test_no_more_is_taken_than_the_limit", takeable=[":limit", "1000"]),
+    "takes in every stream": bug("test_streams_are_owned_apart", take=["WHERE stream = :stream AND", "WHERE"]),
+    "renews in words": Mutant(["test_renewing_answers_what_is_still_held"], RenewsInWordsOnly),
+    "renews nothing": bug(
+        "test_renewing_keeps_a_lease_from_running_out",
+        renew=["lease_until = .* WHERE", "lease_until = lease_until WHERE"],
+    ),
+    "renews without token": bug("test_a_stale_renewal_prolongs_nothing", renew=[FENCE, ""]),
+    "gives without token": bug("test_a_stale_owner_gives_nothing_back", give=[FENCE, ""]),
+    "loses the suspect": bug("test_the_next_owner_learns_of_the_suspect", taken=["suspect", "NULL"]),
+    "keeps the suspect": bug("test_a_clean_end_clears_the_suspect", give=[", suspect = NULL", ""]),
+    "keeps the count": bug("test_a_clean_stretch_clears_suspect_and_count", unsuspect=[", unclean_count = 0", ""]),
+    "suspects without token": bug("test_a_stale_owner_suspects_nobody", suspect=[FENCE, ""], unsuspect=[FENCE, ""]),
+    "polls wrong workers": misreports("test_a_poll_counts_the_live_workers", live=3),
+    "polls a wrong rank": misreports("test_a_poll_counts_the_live_workers", rank=0),
+    "polls no free shard": misreports("test_a_poll_counts_the_free_shards", free=0),
+    "polls every shard": misreports("test_a_poll_names_the_shards_with_pending_events", ready=frozenset(range(4))),
+    "polls no due shard": misreports("test_a_poll_names_the_shards_with_due_keys", due=frozenset()),
+    "polls nothing scheduled": misreports("test_a_poll_says_when_something_is_to_be_promoted", scheduled=False),
+    "polls no pause": misreports("test_pausing_is_seen_by_the_next_poll", paused=False),
+    # Turns.
+    "reads without token": bug("test_a_stale_owner_reads_nothing", read=[OWNED, ""]),
+    "reads by id": bug("test_the_order_is_that_of_seq", read=["ORDER BY seq", "ORDER BY id"]),
+    "reads by instant": bug("test_the_order_is_that_of_seq", read=["ORDER BY seq", "ORDER BY occurred_at"]),
+    "reads too many": bug("test_no_more_is_read_than_the_limit", read=[":limit", "1000"]),
+    "reads too much": bug("test_no_more_bytes_are_read_than_the_limit", read=[":max_bytes", "1000000000"]),
+    "skips what is large": Mutant(["test_one_event_is_read_whatever_its_size"], SkipsWhatIsLarge),
+    "reads every shard": bug(
+        "test_only_what_is_pending_in_the_shard_is_read", read=["AND shard = :shard AND status", "AND status"]
+    ),
+    "reads behind the last seen": Mutant(
+        ["test_what_is_not_settled_is_read_again", "test_a_replayed_event_takes_its_old_place"],
+        ReadsBehindTheLastSeen,
+    ),
+    "publishes nothing": bug(
+        "test_what_is_published_is_not_read_again", publish=["status = 'published'", "status = status"]
+    ),
+    "keeps what it should delete": bug(
+        "test_what_need_not_be_kept_is_deleted",
+        publish_delete=["DELETE FROM outbox_event WHERE", "UPDATE outbox_event SET status = 'published' WHERE"],
+    ),
+    "settles without token": bug("test_a_stale_owner_settles_nothing", fence=[FENCE, ""]),
+    "settles what it gave back": bug(
+        "test_whoever_gave_a_shard_back_settles_nothing", fence=[" AND owner = :worker", ""]
+    ),
+    "settles by the clock": bug(
+        "test_an_expired_lease_that_nobody_took_still_settles",
+        fence=["AND owner = :worker", f"AND owner = :worker AND lease_until > {NOW}"],
+    ),
+    "charges a repeated settle": bug(
+        "test_a_settle_that_is_repeated_changes_nothing_more", fail=["attempts = :attempts", "attempts = attempts + 1"]
+    ),
+    "fails what is published": bug(
+        "test_what_is_published_stays_so_whatever_a_late_settle_says", fail=["WHERE id = :id AND .*$", "WHERE id = :id"]
+    ),
+    "needs something to settle": Mutant(["test_nothing_to_settle"], NeedsSomethingToSettle),
+    "sets nothing aside": Mutant(["test_a_failed_event_sets_its_key_aside"], SetsNothingAside),
+    "holds nothing": bug("test_what_follows_a_failed_event_is_held", hold=["status = 'held'", "status = status"]),
+    "holds behind a free key": Mutant(["test_nothing_is_held_behind_a_key_that_is_free"], HoldsBehindAFreeKey),
+    "buries without a letter": bug(
+        "test_a_dead_event_is_a_dead_letter",
+        "test_a_claim_that_dies_is_a_dead_letter",
+        bury=["WHERE id = :id", "WHERE 0 AND id = :id"],
+    ),
+    "forgets the errors": bug("test_a_dead_letter_has_the_history_of_its_errors", bury=["CASE WHEN .* END", ":line"]),
+    "mangles errors": Mutant(["test_an_error_may_contain_any_text"], MangleErrors),
+    "holds in a parked key": bug(
+        "test_what_follows_in_a_parked_key_dies_too", lock_keys=["SELECT key, mode", "SELECT key, 'blocked'"]
+    ),
+    "dies once": Mutant(["test_an_id_that_died_may_die_again"], DiesOnce),
+    "names every key": Mutant(["test_a_settle_names_the_keys_that_are_set_aside"], NamesEveryKey),
+    # Keys set aside, and instants.
+    "mixes the shards of keys": bug(
+        "test_keys_set_aside_belong_to_their_shard", keys_aside=[" AND shard = :shard", ""]
+    ),
+    "reads a key backwards": bug(
+        "test_a_due_key_is_read_from_its_head_on", read_key=["ORDER BY seq$", "ORDER BY seq DESC"]
+    ),
+    "reads too much of a key": bug("test_a_due_key_is_read_within_the_limits", read_key=[":limit", "1000"]),
+    "reads a key without token": bug("test_a_stale_owner_reads_no_due_key", read_key=[OWNED, ""]),
+    "reads a key early": bug(
+        "test_a_key_is_not_due_before_its_time", due_key=["AND next_attempt_at <= .* ORDER", "ORDER"]
+    ),
+    "starves a key": bug("test_every_due_key_has_its_turn", due_key=["LIMIT 1", "LIMIT 1 OFFSET 1"]),
+    "sees the first key only": bug(
+        "test_a_key_with_a_future_attempt_does_not_hide_a_due_one",
+        due_key=[
+            "WHERE (.*) AND next_attempt_at <= (.*) ORDER BY .*$",
+            r"WHERE rowid = (SELECT min(rowid) FROM outbox_blocked_key WHERE \1) AND next_attempt_at <= \2",
+        ],
+    ),
+    "releases nothing": bug("test_a_key_is_released_when_nothing_of_it_waits", release_key=["mode = 'retry'", "0"]),
+    "releases what is held": bug(
+        "test_a_key_stays_aside_while_something_of_it_waits", release_key=["'failed', 'held'", "'failed'"]
+    ),
+    "releases what is failed": bug(
+        "test_a_key_stays_aside_while_its_head_is_failed", release_key=["'failed', 'held'", "'held'"]
+    ),
+    "releases a blocked key": bug(
+        "test_only_an_operator_frees_a_key_that_is_blocked_or_parked", release_key=["AND mode = 'retry' ", ""]
+    ),
+    "remembers keys itself": Mutant(["test_a_key_set_aside_is_inherited"], RemembersKeysItself),
+    "promotes no failed event": bug(
+        "test_a_failed_event_without_a_key_comes_back_by_itself", due_ids=["'scheduled', 'failed'", "'scheduled'"]
+    ),
+    "promotes behind the key's back": bug(
+        "test_a_failed_event_with_a_key_comes_back_by_its_key_only",
+        "test_a_promoted_event_that_fails_waits_for_its_key",
+        fail=["next_attempt_at = .*?, last_error", f"next_attempt_at = {NOW}, last_error"],
+    ),
+    "ignores the schedule": Mutant(
+        ["test_a_scheduled_event_waits", "test_only_what_is_ready_is_claimed"], IgnoresTheSchedule
+    ),
+    "promotes no scheduled event": bug(
+        "test_a_scheduled_event_comes_when_its_instant_has_come", due_ids=["'scheduled', 'failed'", "'failed'"]
+    ),
+    # Queue streams.
+    "claims without marking": bug(
+        "test_a_claim_is_charged_and_exclusive", claim=["status = 'processing'", "status = status"]
+    ),
+    "claims in two steps": Mutant(["test_two_claimers_never_share_an_event"], ClaimsInTwoSteps),
+    "publishes no claim": bug(
+        "test_a_claim_that_is_published_is_through", publish_claims=["status = 'published'", "status = status"]
+    ),
+    "ignores a claim's delay": bug(
+        "test_a_claim_that_fails_comes_back_after_its_delay",
+        fail_claim=["next_attempt_at = .*?, last_error", f"next_attempt_at = {NOW}, last_error"],
+    ),
+    "charges a refund": bug(
+        "test_a_refund_gives_the_attempt_back",
+        "test_a_refunded_suspect_is_charged_only_for_a_crash_while_alone",
+        refund=["attempts = attempts - 1", "attempts = attempts"],
+    ),
+    "settles claims without token": Mutant(
+        ["test_a_stale_claim_settles_nothing_and_is_counted"], SettlesClaimsOfOthers
+    ),
+    "counts no refusal": Mutant(
+        ["test_a_stale_claim_settles_nothing_and_is_counted", "test_a_queue_is_worked_off_whatever_crashes"],
+        CountsNoRefusal,
+    ),
+    "settles a claim again": bug(
+        "test_a_settled_claim_is_not_settled_again", lock_claim=["AND status = 'processing' ", ""]
+    ),
+    "refuses all for one": Mutant(["test_a_stale_claim_does_not_hinder_the_others"], RefusesAll),
+    "a claim's token does not grow": bug(
+        "test_a_token_stays_stale_after_death_and_replay", claim=[r"lease_token = lease_token \+ 1", "lease_token = 1"]
+    ),
+    "renews claims without token": bug(
+        "test_renewing_claims_answers_what_is_still_held", renew_claim=[" AND lease_token = :token", ""]
+    ),
+    "rescues from the living": bug(
+        "test_what_a_living_worker_holds_is_left_alone", stuck=[r"\(lease_until < .*\) ORDER", "1 ORDER"]
+    ),
+    "suspects nothing": bug(
+        "test_what_a_dead_worker_held_is_suspect_and_uncharged", rescue=["suspect = 1", "suspect = 0"]
+    ),
+    "charges every crash": bug("test_what_a_dead_worker_held_is_suspect_and_uncharged", stuck=["suspect", "1"]),
+    "charges no crash": bug("test_a_crash_while_alone_is_charged", stuck=["suspect", "0"]),
+    "claims suspects together": bug("test_suspects_are_claimed_one_at_a_time", suspect_ids=["LIMIT 1", "LIMIT 9"]),
+    "ignores an event's limit": bug("test_an_events_own_limit_of_attempts_counts", stuck=["max_attempts", "NULL"]),
+    "waits for what hangs": bug(
+        "test_what_is_held_for_too_long_is_taken_though_renewed",
+        stuck=[r" OR processing_started_at < .*\) ORDER", ") ORDER"],
+    ),
+    "a rescue takes nothing away": bug(
+        "test_what_was_rescued_is_not_settled_by_its_old_worker",
+        rescue=["status = 'failed'", "status = 'processing'", r"lease_token \+ 1", "lease_token"],
+    ),
+    "a suspect for ever": bug(
+        "test_a_suspect_that_succeeds_is_through",
+        claim=["next_attempt_at = NULL, ", ""],
+        publish_claims=[", suspect = 0", ""],
+    ),
+    "a suspect after a failure": bug(
+        "test_a_suspect_that_fails_is_a_suspect_no_more", fail_claim=[", suspect = 0", ""]
+    ),
+    # Retention, steering, operators.
+    "prunes whatever its state": bug(
+        "test_only_what_is_published_is_pruned",
+        prune_page=["status = 'published' AND published_at", "created_at"],
+        prune=["status = 'published' AND published_at", "created_at"],
+    ),
+    "prunes the young": Mutant(["test_what_is_young_is_kept"], PrunesTheYoung),
+    "prunes one page": Mutant(["test_the_pages_of_a_prune_walk_everything"], PrunesOnePage),
+    "prunes by id": bug(
+        "test_a_published_event_is_pruned_whatever_its_id",
+        prune_page=["WHERE seq > :after", "WHERE seq > :after AND id < '1'"],
+    ),
+    "prunes young letters": bug(
+        "test_old_dead_letters_are_pruned", prune_dead=["WHERE died_at < .* AND NOT", "WHERE NOT"]
+    ),
+    "prunes letters of blocked keys": bug(
+        "test_a_dead_letter_that_an_operator_needs_is_kept", prune_dead=["'blocked', 'parked'", "'parked'"]
+    ),
+    "audits nobody": bug(
+        "test_pausing_and_resuming_is_audited",
+        "test_what_is_not_dead_is_neither_replayed_nor_discarded",
+        audit=["VALUES .*$", "SELECT :operator, :action, :stream, :event_id WHERE 0"],
+    ),
+    "names every stream": bug("test_a_stream_that_nobody_serves_is_named", waiting_streams=["AND NOT EXISTS .*$", ""]),
+    "sees only what is pending": Mutant(["test_failed_and_scheduled_events_wait_for_a_worker_too"], SeesOnlyPending),
+    "counts no dead": bug("test_events_are_counted_by_state", count_dead=[r"count\(", "0 * count("]),
+    "lists every stream": bug("test_dead_letters_are_listed_by_stream", dead_letters=["WHERE .* ORDER", "ORDER"]),
+    "replays at the end": bug("test_a_replayed_event_takes_its_old_place", exhume=["id, seq,", "id,"]),
+    "forgets the errors of a replay": bug(
+        "test_a_replayed_event_that_dies_again_keeps_its_history", exhume=["errors FROM", "NULL FROM"]
+    ),
+    "counts what is asked": Mutant(["test_what_is_not_dead_is_neither_replayed_nor_discarded"], CountsWhatIsAsked),
+    "discards nothing": bug("test_a_discarded_event_is_gone_for_good", remove_dead=["WHERE", "WHERE 0 AND"]),
+    "a replay forgets to make the key due": bug(
+        "test_replaying_the_head_of_a_blocked_key_lets_it_go_on_in_order",
+        "test_a_replay_makes_a_waiting_key_due_now",
+        free_key=["next_attempt_at = .*? WHERE", "next_attempt_at = next_attempt_at WHERE"],
+    ),
+    "replays past the key": bug(
+        "test_replaying_the_head_of_a_blocked_key_lets_it_go_on_in_order", exhume=[":status", "'pending'"]
+    ),
+    "frees no key": bug(
+        "test_discarding_the_head_of_a_blocked_key_lets_it_go_on",
+        "test_a_parked_key_is_replayed_as_a_whole_in_order",
+        free_key=["WHERE stream", "WHERE 0 AND stream"],
+    ),
+    "hides an empty key": Mutant(
+        ["test_a_discarded_head_with_nothing_behind_leaves_a_key_to_release"], HidesAnEmptyKey
+    ),
+    "frees a parked key too early": bug(
+        "test_a_parked_key_goes_on_when_nothing_dead_stands_before", free_key=[r"seq < :seq", "0"]
+    ),
+    "frees every key": bug("test_acting_on_one_key_leaves_another_as_it_is", free_key=["AND key = :key AND", "AND"]),
+    "replays a queue's event as failed": bug(
+        "test_a_replayed_event_of_a_queue_is_claimed_again", exhume=[":status", "'failed'"]
+    ),
+}
+
+
+async def failure(mutant: Mutant, test: str, folder: Path) -> BaseException | None:
+    """What went wrong in the test, if anything did."""
+    made: list[Broken] = []
+
+    def connect(*, shards: int = 4) -> Store:
+        store = mutant.kind(str(folder / "outbox.db"), shards=shards)
+        store.rewrite(mutant.rewrites or {})
+        made.append(store)
+        return store
+
+    run = getattr(Contract(), test)
+    given: dict[str, Any] = {"connect": connect}
+    wanted = inspect.signature(run).parameters
+    try:
+        if "store" in wanted:
+            given["store"] = store = connect()
+            await store.migrate()
+            await store.open()
+        if "other" in wanted:
+            given["other"] = other = connect()
+            await other.open()
+        await asyncio.wait_for(run(**{name: given[name] for name in wanted}), 30)
+    except (Exception, pytest.fail.Exception) as error:
+        return error
+    finally:
+        for store in made:
+            await store.close()
+    return None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("test", TESTS)
+async def test_a_healthy_store_passes(test: str, tmp_path: Path) -> None:
+    error = await failure(Mutant([]), test, tmp_path)
+    if error is not None:
+        raise error
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_a_mutant_is_caught(name: str, tmp_path: Path) -> None:
+    mutant = MUTANTS[name]
+    for place, test in enumerate(mutant.tests):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        try:
+            error = await failure(mutant, test, folder)
+        except pytest.skip.Exception:
+            pytest.fail(f"{test} was skipped: it cannot catch '{name}'")
+        assert error is not None, f"the mutant '{name}' survived {test}"
+        assert "mend the mutant" not in str(error), error
+
+
+def test_every_test_of_the_contract_catches_a_mutant() -> None:
+    caught = {test for mutant in MUTANTS.values() for test in mutant.tests}
+    assert caught | NEED_MORE == set(TESTS)
+    assert not caught & NEED_MORE

@@ -1,0 +1,100 @@
+import logging
+
+import pytest
+
+from pillarbox.relay.breaker import Breaker, Circuit
+
+
+@pytest.fixture
+def breaker() -> Breaker:
+    return Breaker("orders", "kafka b:9092", first_seconds=1.0, limit_seconds=5.0)
+
+
+def test_a_destination_that_works_is_always_tried(breaker: Breaker) -> None:
+    assert breaker.state is Circuit.CLOSED
+    assert all(breaker.allows(now) for now in (0.0, 0.0, 1.0))
+    assert not breaker.probing
+    assert breaker.seconds_left(0.0) == 0
+
+
+def test_an_outage_opens_it_for_a_while(breaker: Breaker) -> None:
+    breaker.failed(10.0, "refused")
+    assert not breaker.allows(10.0)
+    assert not breaker.allows(10.99)
+    assert breaker.seconds_left(10.25) == 0.75
+    assert breaker.seconds_left(99.0) == 0
+
+
+def test_one_probe_is_let_through(breaker: Breaker) -> None:
+    breaker.failed(10.0, "refused")
+    assert breaker.allows(11.0)
+    assert breaker.probing
+    assert not breaker.allows(11.0), "one probe is enough"
+
+
+def test_a_probe_that_succeeds_closes_it(breaker: Breaker) -> None:
+    breaker.failed(10.0, "refused")
+    breaker.allows(11.0)
+    breaker.succeeded()
+    assert breaker.state is Circuit.CLOSED
+    assert breaker.allows(11.0)
+
+
+def test_each_probe_that_fails_doubles_the_wait_up_to_its_limit(breaker: Breaker) -> None:
+    now, waits = 0.0, []
+    breaker.failed(now, "refused")
+    for _ in range(5):
+        waits.append(breaker.seconds_left(now))
+        now += waits[-1]
+        assert breaker.allows(now)
+        breaker.failed(now, "refused")
+    assert waits == [1, 2, 4, 5, 5]
+
+
+def test_the_wait_starts_anew_after_it_closed(breaker: Breaker) -> None:
+    breaker.failed(0.0, "refused")
+    breaker.allows(1.0)
+    breaker.failed(1.0, "refused")
+    breaker.allows(3.0)
+    breaker.succeeded()
+    breaker.failed(9.0, "refused")
+    assert breaker.seconds_left(9.0) == 1
+
+
+def test_calls_that_were_under_way_when_it_opened_do_not_lengthen_the_wait(breaker: Breaker) -> None:
+    breaker.failed(10.0, "refused")
+    breaker.failed(10.5, "refused")
+    assert breaker.allows(11.0)
+
+
+def test_a_probe_that_tells_nothing_leaves_room_for_another(breaker: Breaker) -> None:
+    breaker.failed(10.0, "refused")
+    breaker.allows(11.0)
+    breaker.untold()
+    assert breaker.allows(11.0)
+    assert breaker.probing
+
+
+def test_untold_means_nothing_without_a_probe(breaker: Breaker) -> None:
+    breaker.untold()
+    assert breaker.state is Circuit.CLOSED
+    breaker.failed(10.0, "refused")
+    breaker.untold()
+    assert not breaker.allows(10.5)
+
+
+def test_it_says_once_that_it_opened_and_once_that_it_closed(
+    breaker: Breaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    breaker.failed(0.0, "refused")
+    breaker.failed(0.1, "refused")
+    breaker.allows(1.0)
+    breaker.failed(1.0, "refused")
+    breaker.allows(3.0)
+    breaker.succeeded()
+    breaker.succeeded()
+    assert [getattr(record, "action", None) for record in caplog.records] == ["circuit_opened", "circuit_closed"]
+    assert "orders" in caplog.text
+    assert "kafka b:9092" in caplog.text
+    assert "refused" in caplog.text

@@ -1,0 +1,157 @@
+"""Making events: defaults, routes, and what is refused in the writer's transaction."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pillarbox import InvalidEvent, Outbox, Status
+from pillarbox.errors import ConfigError, DuplicateEvent, NotInTransaction, SchemaError
+from pillarbox.ids import uuid7
+from pillarbox.stores.sqlite import SqliteStore
+
+outbox = Outbox()
+
+
+def test_defaults() -> None:
+    event = outbox.event("order.created", {"id": 7}, aggregate_id=7)
+    assert (event.key, event.aggregate_id, event.stream, event.tenant, event.topic) == (
+        "7",
+        "7",
+        "default",
+        "default",
+        "",
+    )
+    assert (event.status, event.content_type, event.payload) == (Status.PENDING, "application/json", b'{"id":7}')
+    assert event.id.version == 7
+
+
+def test_key_goes_before_the_aggregate() -> None:
+    assert outbox.event("t", {}, key=1, aggregate_id=2).key == "1"
+
+
+def test_tenant_chooses_the_stream() -> None:
+    routed = Outbox(streams={"acme": "acme-events"})
+    assert routed.event("t", {}, tenant="acme").stream == "acme-events"
+    assert routed.event("t", {}, tenant="other").stream == "default"
+    assert routed.event("t", {}, tenant="acme", stream="mail").stream == "mail"
+
+
+def test_instants_are_utc() -> None:
+    at = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    event = outbox.event("t", {}, occurred_at=at, available_at=at)
+    assert event.occurred_at == event.available_at == datetime(2026, 1, 1, 10, tzinfo=UTC)
+    assert event.status is Status.SCHEDULED
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"type": ""}, "type is empty"),
+        ({"type": "x" * 256}, "type has 256 characters, the limit is 255"),
+        ({"topic": "x" * 250}, "topic has 250 characters, the limit is 249"),
+        ({"key": "x" * 256}, "key has 256"),
+        ({"stream": ""}, "stream is empty"),
+        ({"type": "a\0b"}, "type contains a NUL"),
+        ({"key": "ä\0"}, "key contains a NUL"),
+        ({"key": "\ud800"}, "key contains a lone surrogate"),
+        ({"tenant": 7}, "tenant is of type int"),
+        ({"headers": {"a": 1}}, "not text"),
+        ({"headers": {"a": "x\0"}}, "NUL"),
+        ({"headers": {"a": "x" * 40_000}}, "limit is 32,768"),
+        ({"max_attempts": 0}, "max_attempts is 0"),
+        ({"max_attempts": True}, "max_attempts is True"),
+        ({"aggregate_version": 2**63}, "aggregate_version"),
+        ({"occurred_at": datetime(2026, 1, 1)}, "occurred_at has no time zone"),
+        ({"id": "x"}, "id is of type str"),
+    ],
+)
+def test_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidEvent, match=named):
+        outbox.event(fields.pop("type", "order.created"), {}, **fields)
+
+
+def test_payload_limit_is_exact() -> None:
+    small = Outbox(payload_limit=10)
+    assert small.event("t", b"x" * 10).payload == b"x" * 10
+    with pytest.raises(InvalidEvent, match="the payload has 11 bytes, the limit is 10"):
+        small.event("t", b"x" * 11)
+
+
+def test_wrong_settings() -> None:
+    with pytest.raises(ConfigError, match="payload_limit is 0"):
+        Outbox(payload_limit=0)
+    with pytest.raises(ConfigError, match="prefix 'out-box'"):
+        Outbox(prefix="out-box")
+
+
+@pytest_asyncio.fixture
+async def path(tmp_path: Path) -> AsyncIterator[str]:
+    file = str(tmp_path / "shop.db")
+    store = SqliteStore(file)
+    await store.migrate()
+    await store.close()
+    yield file
+
+
+@pytest.fixture
+def connection(path: str) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path)) as connection:
+        yield connection
+
+
+def count(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT count(*) FROM outbox_event").fetchone()[0])
+
+
+def test_commits_and_rolls_back_with_the_data(connection: sqlite3.Connection) -> None:
+    outbox.add(connection, "t", {}, key=1)
+    connection.rollback()
+    assert count(connection) == 0
+    outbox.add(connection.cursor(), "t", {}, key=1)
+    connection.commit()
+    assert count(connection) == 1
+
+
+def test_refused_event_leaves_a_transaction_that_can_be_rolled_back(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE data (x)")
+    connection.execute("INSERT INTO data VALUES (1)")
+    with pytest.raises(InvalidEvent):
+        outbox.add(connection, "t", {"x": float("nan")})
+    connection.rollback()
+    assert connection.execute("SELECT count(*) FROM data").fetchone()[0] == 0
+
+
+def test_duplicate_id(connection: sqlite3.Connection) -> None:
+    event_id = uuid7()
+    outbox.add(connection, "t", {}, id=event_id)
+    with pytest.raises(DuplicateEvent, match="in the outbox already"):
+        outbox.add(connection, "t", {}, id=event_id)
+    connection.commit()
+    assert count(connection) == 1
+
+
+def test_outside_a_transaction(path: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        with pytest.raises(NotInTransaction, match="BEGIN"):
+            outbox.add(connection, "t", {})
+        connection.execute("BEGIN")
+        outbox.add(connection, "t", {})
+        connection.execute("COMMIT")
+        assert count(connection) == 1
+
+
+def test_no_tables(tmp_path: Path) -> None:
+    empty = closing(sqlite3.connect(tmp_path / "empty.db"))
+    with empty as connection, pytest.raises(SchemaError, match="no outbox 'outbox' yet"):
+        outbox.add(connection, "t", {})
+
+
+def test_unknown_handle() -> None:
+    with pytest.raises(ConfigError, match=r"cannot write with a builtins\.dict"):
+        outbox.add({}, "t", {})

@@ -1,0 +1,107 @@
+import re
+from typing import Any
+
+import pytest
+
+from pillarbox.errors import ConfigError
+from pillarbox.event import Mode
+from pillarbox.publisher import PublisherFeatures
+from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.relay import OnDead, Relay, Stream
+from pillarbox.stores.memory import MemoryStore
+
+
+def stream(**settings: Any) -> Stream:
+    return Stream(settings.pop("name", "orders"), settings.pop("to", MemoryPublisher()), **settings)
+
+
+def test_the_defaults_are_those_that_the_documentation_names() -> None:
+    made = stream()
+    assert (made.mode, made.on_dead, made.max_attempts) == (Mode.ORDERED, OnDead.SKIP, 5)
+    assert (made.batch, made.batch_bytes, made.lease_seconds, made.slots) == (2000, 4_000_000, 60.0, None)
+    assert (made.poll_seconds, made.poll_limit_seconds, made.stuck_seconds) == (0.1, 2.0, 600.0)
+
+
+def test_words_become_what_they_mean() -> None:
+    made = stream(mode="queue", on_dead="park")
+    assert made.mode is Mode.QUEUE
+    assert made.on_dead is OnDead.PARK
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "remedy"),
+    [
+        ("mode", "stack", "use one of: ordered, queue"),
+        ("on_dead", "explode", "use one of: skip, block, park"),
+        ("slots", 0, "use 1 to 1024"),
+        ("concurrency", 0, "use 1 to 10000"),
+        ("concurrency", 10_001, "use 1 to 10000"),
+        ("batch", 0, "use 1 to 100000"),
+        ("batch_bytes", 0, "use 1 to 1073741824"),
+        ("max_attempts", 0, "use 1 to 1000000"),
+        ("lease_seconds", 0.01, "use 0.1 to 86400"),
+        ("lease_seconds", float("nan"), "use 0.1 to 86400"),
+        ("poll_seconds", 0, "use 0.001 to 10"),
+        ("poll_limit_seconds", 11, "use 0.001 to 10"),
+        ("stuck_seconds", 0, "use 0.1 to 604800"),
+    ],
+)
+def test_a_wrong_setting_names_itself_its_value_and_the_remedy(setting: str, value: Any, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        stream(**{setting: value})
+    assert "stream 'orders'" in str(caught.value)
+    shown = repr(value) if isinstance(value, str) else str(value)
+    assert f"{setting} is {shown}; {remedy}" in str(caught.value)
+
+
+def test_two_settings_that_disagree_are_both_named() -> None:
+    with pytest.raises(ConfigError, match=re.escape("poll_limit_seconds (0.5) is below poll_seconds (1)")):
+        stream(poll_seconds=1, poll_limit_seconds=0.5)
+
+
+def test_a_stream_has_a_name() -> None:
+    with pytest.raises(ConfigError, match="a stream needs a name"):
+        stream(name="")
+
+
+def test_settings_cannot_change_later() -> None:
+    with pytest.raises(AttributeError):
+        stream().batch = 5  # type: ignore[misc]
+
+
+def test_a_relay_has_a_stream() -> None:
+    with pytest.raises(ConfigError, match="at least one stream"):
+        Relay(MemoryStore(), [])
+
+
+def test_a_stream_is_named_once() -> None:
+    with pytest.raises(ConfigError, match="'orders' is named twice"):
+        Relay(MemoryStore(), [stream(), stream(name="other"), stream()])
+
+
+@pytest.mark.parametrize("policy", ["block", "park"])
+def test_a_policy_that_the_destination_cannot_keep_is_refused(policy: str) -> None:
+    loose = MemoryPublisher(features=PublisherFeatures(strict_keys=False))
+    with pytest.raises(ConfigError, match=rf"on_dead={policy} needs a publisher.*strict_keys=True"):
+        Relay(MemoryStore(), [stream(to=loose, on_dead=policy)])
+    Relay(MemoryStore(), [stream(to=loose)])
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"), [("kafak://b:9092", "did you mean 'kafka'"), ("carrier-pigeon:", "use one of")]
+)
+def test_an_unknown_destination_gets_a_hint(url: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        Relay(MemoryStore(), [stream(to=url)])
+
+
+@pytest.mark.parametrize(("url", "hint"), [("postgres://h/d", "did you mean 'postgresql'"), ("tape:", "use one of")])
+def test_an_unknown_store_gets_a_hint(url: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        Relay(url, [stream()])
+
+
+def test_each_start_of_a_relay_has_a_name_of_its_own() -> None:
+    one, other = (Relay(MemoryStore(), [stream()], name="relay") for _ in range(2))
+    assert one.name != other.name
+    assert one.name.startswith("relay-")
