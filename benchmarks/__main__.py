@@ -12,7 +12,6 @@ from pathlib import Path
 from benchmarks import drains, latency, report
 from benchmarks.bed import Bed, say
 from benchmarks.drains import QUICK, Scale
-from benchmarks.load import fill_postgres
 from benchmarks.report import Row
 
 _ROWS: dict[str, Callable[[Bed, Scale], Row | list[Row]]] = {
@@ -25,7 +24,6 @@ _ROWS: dict[str, Callable[[Bed, Scale], Row | list[Row]]] = {
     "postgres-backlog-1m": drains.many_waiting,
     "postgres-memory": drains.memory,
 }
-_NEED_MILLION = {"postgres-backlog-1m", "postgres-memory"}
 _FILE = Path("build/bench.json")
 
 
@@ -41,12 +39,8 @@ def _measure(bed: Bed, names: list[str], scale: Scale) -> list[Row]:
     rows: list[Row] = []
     say("warming up")
     drains.warm_up(bed, scale)
-    loaded = False
     for name in names:
         say(name)
-        if name in _NEED_MILLION and not loaded:
-            fill_postgres(bed.url, scale.waiting, prefix="million")
-            loaded = True
         found = _ROWS[name](bed, scale)
         rows += found if isinstance(found, list) else [found]
     return rows

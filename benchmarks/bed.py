@@ -10,7 +10,8 @@ from typing import Any, Self
 
 import asyncpg
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from tests.servers import Kafka, Postgres, start_all
 from tests.servers.process import drop_folder, make_folder

@@ -3,6 +3,7 @@
 import asyncio
 import statistics
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -23,7 +24,8 @@ IDLE_STATEMENTS = 2.0
 
 _INSERT = """INSERT INTO outbox_event (id, stream, tenant, topic, type, aggregate_type, aggregate_id, key, key_hash,
     payload, content_type, occurred_at, status)
-    VALUES ($1, 'default', 'default', '', 'order.created', 'order', $2, $2, $3, $4, 'application/json', now(), 'pending')"""
+    VALUES ($1, 'default', 'default', '', 'order.created', 'order', $2, $2, $3, $4, 'application/json', now(),
+        'pending')"""
 
 
 async def _write(url: str, seconds: float) -> dict[str, tuple[float, float]]:
@@ -45,8 +47,6 @@ async def _write(url: str, seconds: float) -> dict[str, tuple[float, float]]:
 
 def _bare_produce(bed: Bed, topic: str, seconds: float) -> list[float]:
     """At the same pace, each event flushed before the next."""
-    from datetime import UTC, datetime
-
     producer = BareProducer(bed.servers, topic)
     taken = []
     start = time.monotonic()
@@ -98,9 +98,8 @@ def latency(bed: Bed, scale: Scale) -> Row:
         after_commit += committed
         parts["commit"].append(1000 * commit)
         parts["produce"].append(1000 * produce)
-        say(
-            f"  postgres-latency: ours {ours[-1]:.2f} ms, commit {1000 * commit:.2f} ms, produce {1000 * produce:.2f} ms"
-        )
+        took = f"commit {1000 * commit:.2f} ms, produce {1000 * produce:.2f} ms"
+        say(f"  postgres-latency: ours {ours[-1]:.2f} ms; bare: {took}")
     bed.drop_topic(topic)
     cuts = statistics.quantiles(everything, n=100)
     extra: dict[str, Any] = {"p50": 1000 * cuts[49], "p95": 1000 * cuts[94], "p99": 1000 * cuts[98]}
@@ -119,7 +118,7 @@ def idle(bed: Bed, scale: Scale) -> list[Row]:
         child.answer()
         process = psutil.Process(child.pid)
         time.sleep(4)  # until it sleeps as long as it ever does
-        for _ in range(max(1, scale.rounds // 3)):
+        for _ in range(scale.rounds):
             before, used, since = asyncio.run(bed.question(count)), process.cpu_times(), time.monotonic()
             time.sleep(scale.idle_seconds)
             seconds = time.monotonic() - since

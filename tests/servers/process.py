@@ -67,7 +67,8 @@ def make_folder(name: str) -> Path:
 def drop_folder(folder: Path) -> None:
     sweeper.kill_in(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    _tell_sweeper(f"-{folder}")
+    if not folder.exists():
+        _tell_sweeper(f"-{folder}")
 
 
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> CompletedProcess[str]:

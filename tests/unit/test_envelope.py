@@ -119,7 +119,7 @@ def test_legacy_splices_the_payload_untouched() -> None:
     document = json.loads(message.value)
     assert list(document) == ["_id", "payload", "created_at"]
     assert document["_id"] == str(ID)
-    assert document["created_at"] == "2026-01-02T03:04:06+00:00"
+    assert document["created_at"] == "2026-01-02T03:04:06.000000+00:00"
     assert message.key == "k-é".encode()
     assert ("event_type", b"order.created") in message.headers
 

@@ -19,6 +19,7 @@ P, S, W, D, F, H, X = (
     Status.DEAD,
 )
 ORDERED = {(S, P), (P, D), (P, F), (P, H), (P, X), (F, D), (F, F), (F, X), (H, D), (H, F), (H, X)}
+ORDERED |= {(F, P)}  # an event without a key, when its time has come
 ORDERED_REPLAY = {(X, P), (X, F), (D, P), (D, F)}
 QUEUE = {(S, P), (P, W), (W, D), (W, F), (W, X), (W, P), (F, P), (X, P), (D, P)}
 NO_ID = UUID(int=0)

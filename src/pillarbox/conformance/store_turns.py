@@ -63,6 +63,13 @@ class ReadTests(StoreSetup):
         assert ids(await store.read(grant, 100, 0)) == ids(events[:1])
 
     @pytest.mark.asyncio
+    async def test_an_empty_event_makes_no_room_for_a_large_one(self, store: Store) -> None:
+        events = [self.event(payload=b"x" * size) for size in (0, 0, 5000, 10)]
+        await store.add(events)
+        grant = await self.own(store)
+        assert ids(await store.read(grant, 100, 100)) == ids(events[:2])
+
+    @pytest.mark.asyncio
     async def test_only_what_is_pending_in_the_shard_is_read(self, store: Store) -> None:
         grants = await self.own_all(store)
         published, failed, dead = await self.write(store, grants[0], *self.events(3))
@@ -284,6 +291,18 @@ class SettleTests(StoreSetup):
         (letter,) = await store.dead_letters(STREAM)
         assert letter.error == error
         assert [line["error"] for line in letter.errors] == [error, error]
+
+    @pytest.mark.asyncio
+    async def test_an_error_that_no_database_can_keep_stops_nothing(self, store: Store) -> None:
+        grant = await self.own(store)
+        failed, dead = await self.write(store, grant, *self.events(2, key=None))
+        # Bytes that a client library could not decode end up like this in the text of its error.
+        error = "cannot parse \x00 and \udcff"
+        settlement = Settlement(failed=[Failure(failed, error, 1, LONG)], dead=[Failure(dead, error, 1)])
+        await store.settle(grant, settlement)
+        assert await self.count(store) == {Status.FAILED: 1, Status.DEAD: 1}
+        (letter,) = await store.dead_letters(STREAM)
+        assert letter.error.startswith("cannot parse ")
 
     @pytest.mark.asyncio
     async def test_what_follows_in_a_parked_key_dies_too(self, store: Store) -> None:

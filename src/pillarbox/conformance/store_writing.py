@@ -252,3 +252,27 @@ class WritingTests(StoreSetup):
         with pytest.raises(DuplicateEvent):
             await store.add([event])
         assert await self.count(store) == {Status.PUBLISHED: 1}
+
+    @pytest.mark.asyncio
+    async def test_a_cancelled_write_leaves_the_store_usable(self, store: Store, other: Store) -> None:
+        for steps in range(12):
+            event = self.event()
+            task = asyncio.create_task(store.add([event]))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            is_there = await self._is_there(other, event)
+            for connection in (store, other):
+                await connection.add([self.event()])
+            assert await self._is_there(other, event) == is_there, "what was called back is there or not, for good"
+
+    async def _is_there(self, store: Store, event: Event) -> bool:
+        try:
+            async with store.transaction() as tx:
+                await store.add([event], tx)
+                raise ZeroDivisionError
+        except DuplicateEvent:
+            return True
+        except ZeroDivisionError:
+            return False

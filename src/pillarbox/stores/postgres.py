@@ -11,12 +11,13 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from pillarbox.errors import DuplicateEvent, MissingExtra, SchemaError, StoreDown, StoreError
-from pillarbox.event import Event
+from pillarbox.event import Event, Status
 from pillarbox.ids import uuid7_floor
 from pillarbox.store import Claim, Features, Grant, Page, Settlement, Work
 from pillarbox.stores._postgres_floor import Floors
 from pillarbox.stores.sql import Connection, Dialect, Names, SqlStore, Statement
 from pillarbox.stores.sql.ordered import fence, lost
+from pillarbox.stores.sql.rows import ADDED
 from pillarbox.stores.sql.statements import EVENT_COLUMNS
 
 try:
@@ -61,7 +62,7 @@ _STATEMENTS = {
         processing_started_at = now() WHERE id = ANY(ARRAY(SELECT id FROM {event} WHERE stream = :stream
             AND shard = :shard AND status = 'pending' ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED))
         RETURNING """
-    + f"{EVENT_COLUMNS}, status, lease_token",
+    + f"{EVENT_COLUMNS}, lease_token",
     # By id, which is in order of time: every UUIDv7 below the bound is old enough to look at.
     "prune_page_by_id": """SELECT id, status = 'published' AND published_at < {later:keep} FROM {event}
         WHERE id > :after AND id < :bound ORDER BY id LIMIT :limit""",
@@ -313,9 +314,10 @@ class PostgresStore(SqlStore):
             self._floors.looked(begun, last, xmin, xmax)
             begun = time.monotonic()
         floor = self._floors.start(grant, begun)
-        rows = await self._db.fetch(self._sql["read"], **fence(grant), limit=limit, max_bytes=max_bytes, floor=floor)
+        inline = max_bytes // limit
+        rows = await self._db.fetch(self._sql["read"], **fence(grant), limit=limit, inline=inline, floor=floor)
         self._floors.done(grant, floor, rows[0][1] if rows else None, begun, time.monotonic())
-        return [self._event(row) for row in rows]
+        return await self._events(rows, grant.stream, max_bytes)
 
     async def promote(self, stream: str, limit: int) -> int:
         promoted = await super().promote(stream, limit)
@@ -340,7 +342,10 @@ class PostgresStore(SqlStore):
         rows = await self._db.fetch(
             self._sql["claim_shard"], stream=stream, shard=shard, worker=worker, limit=limit, seconds=seconds
         )
-        return sorted((Claim(self._event(row), row[21]) for row in rows), key=lambda claim: claim.event.seq)
+        return sorted(
+            (Claim(self._event(row, stream, Status.PROCESSING), row[ADDED]) for row in rows),
+            key=lambda claim: claim.event.seq,
+        )
 
     async def prune_published(self, keep_seconds: float, limit: int, after: UUID | None = None) -> Page:
         # Ids of our own making are in order of time; ids that users gave may stand anywhere above.

@@ -51,7 +51,9 @@ class SqliteDatabase:
         self._lock = asyncio.Lock()
 
     async def open(self) -> None:
-        if self._connection is None:
+        async with self._lock:
+            if self._connection is not None:
+                return
             self._thread = ThreadPoolExecutor(1, "pillarbox-sqlite")
             try:
                 self._connection = await self._call(self._connect)
@@ -136,9 +138,9 @@ class SqliteDatabase:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         async with self._lock:
-            # IMMEDIATE: a transaction that reads first and writes later would fail when another has written.
-            await self._call(lambda: self._opened().execute("BEGIN IMMEDIATE"))
             try:
+                # IMMEDIATE: a transaction that reads first and writes later would fail when another has written.
+                await self._call(lambda: self._opened().execute("BEGIN IMMEDIATE"))
                 yield _Transaction(self)
                 await self._call(lambda: self._opened().execute("COMMIT"))
             except BaseException:

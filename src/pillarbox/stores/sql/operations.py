@@ -7,7 +7,7 @@ from uuid import UUID
 from pillarbox.event import Status
 from pillarbox.store import DeadLetter, Page
 from pillarbox.stores.sql.queue import QueuePart
-from pillarbox.stores.sql.rows import error_history
+from pillarbox.stores.sql.rows import ADDED, error_history
 
 
 class OperationsPart(QueuePart):
@@ -47,9 +47,12 @@ class OperationsPart(QueuePart):
 
     async def dead_letters(self, stream: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
         rows = await self._db.fetch(self._sql["dead_letters"], stream=stream, limit=limit)
-        return [
-            DeadLetter(self._event(row), self._as_instant(row[21]), row[22], error_history(row[23])) for row in rows
-        ]
+        letters = []
+        for row in rows:
+            own_stream, died_at, error, errors = row[ADDED:]
+            event = self._event(row, own_stream, Status.DEAD)
+            letters.append(DeadLetter(event, self._as_instant(died_at), error, error_history(errors)))
+        return letters
 
     async def replay(self, ids: Sequence[UUID], by: str) -> int:
         return await self._act_on_dead(ids, by, "replay")

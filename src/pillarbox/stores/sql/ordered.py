@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 from pillarbox.errors import LeaseLost
-from pillarbox.event import Event
+from pillarbox.event import Event, Status
 from pillarbox.store import Aside, Failure, Grant, KeyRun, Settlement, Work
 from pillarbox.stores.sql.database import Connection
-from pillarbox.stores.sql.rows import error_line, event_from_row
+from pillarbox.stores.sql.rows import ADDED, ID, PAYLOAD, cut, error_line, event_from_row, keepable
 from pillarbox.stores.sql.schema import SchemaPart
 from pillarbox.stores.sql.statements import POLL, POLL_SHARD, Statement
 
@@ -32,7 +32,7 @@ class OrderedPart(SchemaPart):
     # A condition on seq for the branch {n} of a poll, on a database that needs one.
     poll_floor: ClassVar[str] = ""
     # How this driver's cells become Python's own types.
-    _event: Callable[[Sequence[Any]], Event] = staticmethod(event_from_row)
+    _event: Callable[[Sequence[Any], str, Status], Event] = staticmethod(event_from_row)
     _as_uuid: Callable[[Any], Any] = staticmethod(_same)
     _as_instant: Callable[[Any], Any] = staticmethod(_same)
 
@@ -102,16 +102,38 @@ class OrderedPart(SchemaPart):
         return {row[0] for row in rows}
 
     async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
-        rows = await self._db.fetch(self._sql["read"], **fence(grant), limit=limit, max_bytes=max_bytes)
-        return [self._event(row) for row in rows]
+        inline = max_bytes // limit
+        rows = await self._db.fetch(self._sql["read"], **fence(grant), limit=limit, inline=inline)
+        return await self._events(rows, grant.stream, max_bytes)
+
+    async def _events(self, rows: Sequence[Any], stream: str, max_bytes: int) -> Sequence[Event]:
+        """Pending events from the rows of a read, with the payloads that were left behind."""
+        if any(row[ADDED] is not None for row in rows):
+            rows = await self._with_payloads(rows, max_bytes)
+        make, pending = self._event, Status.PENDING
+        return [make(row, stream, pending) for row in rows]
+
+    async def _with_payloads(self, rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
+        kept = cut(rows, max_bytes)
+        left_behind = [row[ID] for row in kept if row[ADDED] is not None]
+        payloads = dict(await self._db.fetch(self._sql["payloads"], ids=left_behind))
+        for place, row in enumerate(kept):
+            if row[ADDED] is not None:
+                if row[ID] not in payloads:
+                    return kept[:place]  # settled and deleted meanwhile, by a new owner
+                row[PAYLOAD] = payloads[row[ID]]
+        return kept
 
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
         due = await self._db.fetch(self._sql["due_key"], stream=grant.stream, shard=grant.shard)
         if not due:
             return None
         key, mode = due[0]
-        rows = await self._db.fetch(self._sql["read_key"], **fence(grant), key=key, limit=limit, max_bytes=max_bytes)
-        return KeyRun(key, Aside(mode), [self._event(row) for row in rows])
+        inline = max_bytes // limit
+        rows = await self._db.fetch(self._sql["read_key"], **fence(grant), key=key, limit=limit, inline=inline)
+        if any(row[ADDED] is not None for row in rows):
+            rows = await self._with_payloads(rows, max_bytes)
+        return KeyRun(key, Aside(mode), [self._event(row, grant.stream, Status(row[ADDED + 1])) for row in rows])
 
     async def suspect(self, grant: Grant, event: Event | None) -> None:
         if event is None:
@@ -157,34 +179,30 @@ class OrderedPart(SchemaPart):
             await tx.execute(statement, ids=[event.id for event in settlement.published])
 
     async def _fail(self, tx: Connection, statement: str, failures: Sequence[Failure]) -> None:
-        rows = [
-            {
-                "id": event.id,
-                "attempts": attempts,
-                # The instant of a key's next attempt stands with the key, so that there is one truth of it.
-                "delay": delay,
-                "error": error,
-                "line": error_line(error, attempts),
-            }
-            for event, error, attempts, delay in failures
-        ]
-        if rows:
+        if failures:
+            rows = [_failure_row(failure) | {"delay": failure.delay} for failure in failures]
             await tx.execute_many(self._sql[statement], rows)
 
     async def _bury(self, tx: Connection, failures: Sequence[Failure]) -> None:
-        if not failures:
-            return
-        rows = [
-            {"id": event.id, "attempts": attempts, "error": error, "line": error_line(error, attempts)}
-            for event, error, attempts, _ in failures
-        ]
+        if failures:
+            await self._bury_rows(tx, [_failure_row(failure) for failure in failures])
+
+    async def _bury_rows(self, tx: Connection, rows: Sequence[dict[str, Any]]) -> None:
+        ids = [row["id"] for row in rows]
+        await tx.execute(self._sql["unbury"], ids=ids)
         await tx.execute_many(self._sql["bury"], rows)
-        await tx.execute(self._sql["remove"], ids=[failure.event.id for failure in failures])
+        await tx.execute(self._sql["remove"], ids=ids)
 
     async def promote(self, stream: str, limit: int) -> int:
         async with self._db.transaction() as tx:
             rows = await tx.fetch(self._sql["due_ids"], stream=stream, limit=limit)
             return await tx.execute(self._sql["promote"], ids=[row[0] for row in rows]) if rows else 0
+
+
+def _failure_row(failure: Failure) -> dict[str, Any]:
+    error = keepable(failure.error)
+    line = error_line(error, failure.attempts)
+    return {"id": failure.event.id, "attempts": failure.attempts, "error": error, "line": line}
 
 
 def lost(grant: Grant) -> LeaseLost:

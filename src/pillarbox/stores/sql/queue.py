@@ -4,9 +4,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
+from pillarbox.event import Status
 from pillarbox.store import Claim, Rescued, Settlement
 from pillarbox.stores.sql.ordered import OrderedPart
-from pillarbox.stores.sql.rows import error_line
+from pillarbox.stores.sql.rows import ADDED, error_line
 
 _CRASHED = "its worker died, or held it for too long"
 
@@ -25,7 +26,7 @@ class QueuePart(OrderedPart):
                 return []
             await tx.execute(self._sql["claim"], ids=ids, worker=worker, seconds=seconds)
             rows = await tx.fetch(self._sql["claimed"], ids=ids)
-        return [Claim(self._event(row), row[21]) for row in rows]
+        return [Claim(self._event(row, stream, Status.PROCESSING), row[ADDED]) for row in rows]
 
     async def renew_claims(self, claims: Sequence[Claim], seconds: float) -> Collection[UUID]:
         renew = self._sql["renew_claim"]
@@ -68,6 +69,5 @@ class QueuePart(OrderedPart):
             if retried:
                 await tx.execute_many(self._sql["rescue"], retried)
             if dead:
-                await tx.execute_many(self._sql["bury"], dead)
-                await tx.execute(self._sql["remove"], ids=[row["id"] for row in dead])
+                await self._bury_rows(tx, dead)
         return Rescued(len(retried), len(dead))

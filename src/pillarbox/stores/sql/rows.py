@@ -8,24 +8,38 @@ from uuid import UUID
 
 from pillarbox.event import NO_HEADERS, Event, Status, key_hash
 
-_STATUS: Final = {status.value: status for status in Status}
+# The places of cells in EVENT_COLUMNS; what a statement adds comes after them.
+ID, PAYLOAD, OCCURRED_AT, CREATED_AT, HEADERS = 0, 10, 14, 15, 18
+ADDED: Final = 19
 
 
-def event_from_row(row: Sequence[Any]) -> Event:
-    """From EVENT_COLUMNS and status, where the driver gives Python's own types."""
-    headers = row[19]
+def event_from_row(row: Sequence[Any], stream: str, status: Status) -> Event:
+    """From EVENT_COLUMNS, where the driver gives Python's own types."""
+    headers = row[HEADERS]
     # Past the constructor, whose keyword handling costs more than all else here.
-    cells = (*row[:19], _STATUS[row[20]], json.loads(headers) if headers else NO_HEADERS, None)
+    cells = (*row[:HEADERS], json.loads(headers) if headers else NO_HEADERS, stream, status, None)
     return tuple.__new__(Event, cells)
 
 
-def event_from_text_row(row: Sequence[Any]) -> Event:
+def event_from_text_row(row: Sequence[Any], stream: str, status: Status) -> Event:
     """The same where ids and instants come as text."""
     cells = list(row)
-    cells[0] = UUID(cells[0])
-    cells[15] = instant(cells[15])
-    cells[16] = instant(cells[16])
-    return event_from_row(cells)
+    cells[ID] = UUID(cells[ID])
+    cells[OCCURRED_AT] = instant(cells[OCCURRED_AT])
+    cells[CREATED_AT] = instant(cells[CREATED_AT])
+    return event_from_row(cells, stream, status)
+
+
+def cut(rows: Sequence[Sequence[Any]], max_bytes: int) -> list[list[Any]]:
+    """The rows of a read whose payloads, those left behind included, have at most so many bytes; at least one."""
+    kept: list[list[Any]] = []
+    total = 0
+    for row in rows:
+        total += row[ADDED] or len(row[PAYLOAD])
+        if kept and total > max_bytes:
+            break
+        kept.append(list(row))
+    return kept
 
 
 def instant(text: str) -> datetime:
@@ -60,6 +74,11 @@ def write_row(event: Event) -> dict[str, Any]:
     }
 
 
+def keepable(error: str) -> str:
+    """An error's text without what no database keeps: NUL and lone surrogates."""
+    return error.encode("utf-8", "replace").decode().replace("\0", "?")
+
+
 def error_line(error: str, attempts: int) -> str:
     """One entry of an event's error history."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -68,4 +87,5 @@ def error_line(error: str, attempts: int) -> str:
 
 def error_history(text: str | None) -> list[Mapping[str, Any]]:
     """The entries, oldest first."""
-    return [json.loads(line) for line in (text or "").splitlines()]
+    # Not splitlines: an error may contain other characters that end a line.
+    return [json.loads(line) for line in (text or "").split("\n") if line]

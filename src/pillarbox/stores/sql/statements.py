@@ -12,8 +12,13 @@ from typing import Final
 
 # In the order of the fields of Event, up to headers.
 EVENT_COLUMNS: Final = (
-    "id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,"
+    "id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,"
     " content_type, schema_id, schema_version, occurred_at, created_at, attempts, max_attempts, headers"
+)
+# A payload that is larger than its share of the batch stays behind, with its size told, until the batch is cut.
+_READ_COLUMNS: Final = (
+    EVENT_COLUMNS.replace(" payload,", " CASE WHEN {size} <= :inline THEN payload END AS payload,")
+    + ", CASE WHEN {size} > :inline THEN {size} END AS bytes"
 )
 WRITE_COLUMNS: Final = (
     "id, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, key_hash, routing_key,"
@@ -22,7 +27,8 @@ WRITE_COLUMNS: Final = (
 )
 _MOVED: Final = (
     "id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, key_hash, routing_key,"
-    " payload, content_type, headers, schema_id, schema_version, occurred_at, created_at, available_at, max_attempts"
+    " payload, content_type, headers, schema_id, schema_version, occurred_at, created_at, available_at, max_attempts,"
+    " lease_token"
 )
 _FENCE: Final = "stream = :stream AND shard = :shard AND token = :token AND owner = :worker"
 _WAITING: Final = "status IN ('pending', 'failed', 'held')"
@@ -125,21 +131,17 @@ SHARED: Final[Mapping[str, str]] = {
     "unsuspect": f"UPDATE {{lease}} SET suspect = NULL, unclean_count = 0 WHERE {_FENCE}",
     "fence": f"SELECT 1 FROM {{lease}} WHERE {_FENCE} {{share_lock}}",
     "owned": f"SELECT 1 FROM {{lease}} WHERE {_FENCE}",
-    # A turn. The window cuts the batch where its bytes pass the limit, before they leave the database.
-    "read": f"""SELECT {EVENT_COLUMNS}, status FROM (
-        SELECT *, sum({{size}}) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - {{size}} AS before FROM (
-            SELECT * FROM {{event}} {{use_ready}} WHERE stream = :stream AND shard = :shard AND status = 'pending'
-            {{floor}} AND EXISTS (SELECT 1 FROM {{lease}} WHERE {_FENCE}) ORDER BY seq LIMIT :limit
-        ) AS head) AS batch WHERE before <= :max_bytes ORDER BY seq""",
+    # A turn.
+    "read": f"""SELECT {_READ_COLUMNS} FROM {{event}} {{use_ready}}
+        WHERE stream = :stream AND shard = :shard AND status = 'pending' {{floor}}
+        AND EXISTS (SELECT 1 FROM {{lease}} WHERE {_FENCE}) ORDER BY seq LIMIT :limit""",
+    "payloads": "SELECT id, payload FROM {event} WHERE id {among:ids}",
     "keys_aside": "SELECT key FROM {blocked_key} WHERE stream = :stream AND shard = :shard",
     "due_key": """SELECT key, mode FROM {blocked_key} WHERE stream = :stream AND shard = :shard
         AND next_attempt_at <= {now} ORDER BY next_attempt_at LIMIT 1""",
-    "read_key": f"""SELECT {EVENT_COLUMNS}, status FROM (
-        SELECT *, sum({{size}}) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - {{size}} AS before FROM (
-            SELECT * FROM {{event}} WHERE stream = :stream AND shard = :shard AND key = :key
-            AND status IN ('failed', 'held') AND EXISTS (SELECT 1 FROM {{lease}} WHERE {_FENCE})
-            ORDER BY seq LIMIT :limit
-        ) AS head) AS batch WHERE before <= :max_bytes ORDER BY seq""",
+    "read_key": f"""SELECT {_READ_COLUMNS}, status FROM {{event}}
+        WHERE stream = :stream AND shard = :shard AND key = :key AND status IN ('failed', 'held')
+        AND EXISTS (SELECT 1 FROM {{lease}} WHERE {_FENCE}) ORDER BY seq LIMIT :limit""",
     # Settling. An event's state is checked, so that doing it twice changes nothing.
     "publish": f"""UPDATE {{event}} SET status = 'published', published_at = {{now}}, attempts = attempts + 1
         WHERE id {{among:ids}} AND {_WAITING}""",
@@ -147,9 +149,13 @@ SHARED: Final[Mapping[str, str]] = {
     "fail": f"""UPDATE {{event}} SET status = 'failed', attempts = :attempts, next_attempt_at = {{later:delay}},
         last_error = :error, last_error_at = {{now}}, errors = {_HISTORY} WHERE id = :id AND {_WAITING}""",
     "hold": "UPDATE {event} SET status = 'held' WHERE id {among:ids} AND status = 'pending'",
+    # An id that died before and was written again has one dead letter, the new one.
+    "unbury": """DELETE FROM {dead_letter} WHERE id {among:ids} AND EXISTS (SELECT 1 FROM {event}
+        WHERE {event}.id = {dead_letter}.id AND {event}.status <> 'published')""",
     "bury": f"""INSERT INTO {{dead_letter}} ({_MOVED}, attempts, error, errors)
-        SELECT {_MOVED}, :attempts, :error, {_HISTORY} FROM {{event}} WHERE id = :id""",
-    "remove": "DELETE FROM {event} WHERE id {among:ids}",
+        SELECT {_MOVED}, :attempts, :error, {_HISTORY} FROM {{event}}
+        WHERE id = :id AND status <> 'published'""",
+    "remove": "DELETE FROM {event} WHERE id {among:ids} AND status <> 'published'",
     # Keys set aside: whoever changes one locks its row first and looks afterwards, in a statement of its own.
     "lock_keys": """SELECT key, mode FROM {blocked_key} WHERE stream = :stream AND shard = :shard AND key {among:keys}
         ORDER BY key {update_lock}""",
@@ -177,7 +183,7 @@ SHARED: Final[Mapping[str, str]] = {
     "claim": """UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL,
         lease_owner = :worker, lease_token = lease_token + 1, lease_until = {later:seconds},
         processing_started_at = {now} WHERE id {among:ids}""",
-    "claimed": f"SELECT {EVENT_COLUMNS}, status, lease_token FROM {{event}} WHERE id {{among:ids}} ORDER BY seq",
+    "claimed": f"SELECT {EVENT_COLUMNS}, lease_token FROM {{event}} WHERE id {{among:ids}} ORDER BY seq",
     "renew_claim": """UPDATE {event} SET lease_until = {later:seconds}
         WHERE id = :id AND status = 'processing' AND lease_token = :token""",
     "lock_claim": """SELECT id, lease_token FROM {event} WHERE id {among:ids} AND status = 'processing' ORDER BY id
@@ -187,8 +193,10 @@ SHARED: Final[Mapping[str, str]] = {
     "fail_claim": f"""UPDATE {{event}} SET status = 'failed', attempts = :attempts, next_attempt_at = {{later:delay}},
         last_error = :error, last_error_at = {{now}}, errors = {_HISTORY}, lease_owner = NULL, lease_until = NULL,
         suspect = {{false}} WHERE id = :id""",
-    "refund": """UPDATE {event} SET status = 'pending', attempts = attempts - 1, lease_owner = NULL, lease_until = NULL
-        WHERE id {among:ids}""",
+    # A suspect stays one: it has not yet been worked alone to the end.
+    "refund": """UPDATE {event} SET status = CASE WHEN suspect = {true} THEN 'failed' ELSE 'pending' END,
+        next_attempt_at = CASE WHEN suspect = {true} THEN {now} END, attempts = attempts - 1,
+        lease_owner = NULL, lease_until = NULL WHERE id {among:ids}""",
     "stuck": """SELECT id, attempts, max_attempts, suspect FROM {event} WHERE stream = :stream
         AND status = 'processing' AND (lease_until < {now} OR processing_started_at < {later:stuck})
         ORDER BY lease_until LIMIT :limit {skip_locked}""",
@@ -212,18 +220,23 @@ SHARED: Final[Mapping[str, str]] = {
     "pause": """INSERT INTO {stream} (name, paused) VALUES (:stream, :paused)
         ON CONFLICT (name) DO UPDATE SET paused = excluded.paused""",
     "audit": "INSERT INTO {audit} (operator, action, stream, event_id) VALUES (:operator, :action, :stream, :event_id)",
-    # One step per stream along the index, whatever the number of events.
+    # One step per stream along the indexes, whatever the number of events.
     "waiting_streams": """WITH RECURSIVE found (stream) AS (
-            SELECT min(stream) FROM {event} WHERE status = 'pending'
+            SELECT ''
             UNION ALL
-            SELECT (SELECT min(stream) FROM {event} WHERE status = 'pending' AND stream > found.stream)
+            SELECT (SELECT min(stream) FROM (
+                SELECT min(stream) AS stream FROM {event} WHERE status = 'pending' AND stream > found.stream
+                UNION ALL
+                SELECT min(stream) FROM {event} WHERE next_attempt_at IS NOT NULL AND stream > found.stream
+                UNION ALL
+                SELECT min(stream) FROM {blocked_key} WHERE stream > found.stream) AS following)
             FROM found WHERE found.stream IS NOT NULL)
-        SELECT stream FROM found WHERE stream IS NOT NULL AND NOT EXISTS (
+        SELECT stream FROM found WHERE stream <> '' AND NOT EXISTS (
             SELECT 1 FROM {worker} WHERE {worker}.stream = found.stream AND seen_until > {now})""",
     "count": "SELECT status, count(*) FROM {event} WHERE stream = :stream GROUP BY status",
     "count_dead": "SELECT count(*) FROM {dead_letter} WHERE stream = :stream",
-    "dead_letters": f"""SELECT {EVENT_COLUMNS}, 'dead' AS status, died_at, error, errors FROM {{dead_letter}}
-        WHERE :stream IS NULL OR stream = :stream ORDER BY died_at, seq LIMIT :limit""",
+    "dead_letters": f"""SELECT {EVENT_COLUMNS}, stream, died_at, error, errors FROM {{dead_letter}}
+        WHERE stream = COALESCE(:stream, stream) ORDER BY died_at, seq LIMIT :limit""",
     # Operators.
     "lock_dead": """SELECT id, stream, shard, key, seq FROM {dead_letter} WHERE id {among:ids}
         ORDER BY stream, shard, key, seq {update_lock}""",

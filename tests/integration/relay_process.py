@@ -1,0 +1,76 @@
+"""A relay as a program: told what to do by JSON, it writes each delivery as a line into a ledger."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pillarbox.event import Event
+from pillarbox.publisher import PUBLISHED, Outcome, PublisherFeatures
+from pillarbox.relay import Fixed, Relay, Stream
+from pillarbox.store import Store
+
+
+class Ledger:
+    """Appends each event; one of type ``poison`` ends the process."""
+
+    features = PublisherFeatures()
+    description = "ledger"
+
+    def __init__(self, path: str, seconds_per_event: float) -> None:
+        self._seconds = seconds_per_event
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    async def open(self) -> None:
+        """The file is open already."""
+
+    async def close(self) -> None:
+        """The file lives as long as the process."""
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        for event in events:
+            if self._seconds:
+                await asyncio.sleep(self._seconds)
+            if event.type == "poison":
+                os._exit(9)
+            line = {
+                "pid": os.getpid(),
+                "id": str(event.id),
+                "key": event.key,
+                "n": json.loads(event.payload)["n"],
+            }
+            os.write(self._file, json.dumps(line).encode() + b"\n")
+        return [PUBLISHED] * len(events)
+
+
+def make_store(order: dict[str, Any]) -> Store:
+    if order["kind"] == "sqlite":
+        from pillarbox.stores.sqlite import SqliteStore
+
+        return SqliteStore(order["place"], prefix=order["prefix"])
+    from pillarbox.stores.postgres import PostgresStore
+
+    return PostgresStore(order["place"], prefix=order["prefix"])
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    stream = Stream(
+        order["stream"],
+        Ledger(order["ledger"], order.get("seconds_per_event", 0.0)),
+        mode=order.get("mode", "ordered"),
+        concurrency=order.get("concurrency", 4),
+        batch=order.get("batch", 2000),
+        max_attempts=order.get("max_attempts", 5),
+        lease_seconds=order.get("lease_seconds", 0.6),
+        retry=Fixed(0.0),
+        poll_seconds=0.02,
+        poll_limit_seconds=0.1,
+    )
+    asyncio.run(Relay(make_store(order), [stream], grace_seconds=5.0).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Relays in processes of their own, which are killed, stopped and resumed."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from pillarbox.event import Status
+from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.stores.sql import SqlStore
+from tests.integration.relays import (
+    LEASE,
+    Outbox,
+    RelayProcess,
+    by_key,
+    counts,
+    eventually,
+    in_order,
+    key_of,
+    ledger,
+    ledger_by_key,
+    ledger_copies,
+    mixed,
+    numbered,
+    query,
+    relay,
+    settled,
+    stream,
+    until,
+)
+
+pytestmark = pytest.mark.asyncio
+
+KEYS = [key_of(shard) for shard in range(4) for _ in range(2)]
+
+
+async def test_a_killed_relay_is_taken_over_with_few_copies(
+    outbox: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
+) -> None:
+    book = tmp_path / "ledger"
+    await store.add(mixed(KEYS, 50))
+    victim = RelayProcess(store, book, seconds_per_event=0.002, batch=10).start()
+    processes.append(victim)
+    await until(lambda: len(ledger(book)) > 40)
+    victim.send(signal.SIGKILL)
+    await victim.ended()
+    done = len(ledger(book))
+    assert done < 400
+    processes.append(RelayProcess(store, book).start())
+    await settled(store, {Status.PUBLISHED: 400})
+    lines = ledger(book)
+    assert ledger_by_key(lines) == in_order(KEYS, 50)
+    assert ledger_copies(lines) <= 4 * 10, "what it had in flight: a batch on each slot"
+
+
+async def test_a_terminated_relay_makes_no_copy(
+    outbox: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
+) -> None:
+    book = tmp_path / "ledger"
+    await store.add(mixed(KEYS, 50))
+    for goal in (40, 120):
+        polite = RelayProcess(store, book, seconds_per_event=0.002, batch=10).start()
+        processes.append(polite)
+        await until(lambda goal=goal: len(ledger(book)) > goal)  # type: ignore[misc]
+        polite.send(signal.SIGTERM)
+        assert await polite.ended() == 0
+        rows = await query(store, "SELECT owner FROM {lease} WHERE owner IS NOT NULL")
+        assert rows == [], "everything was let go"
+    assert len(ledger(book)) < 400
+    processes.append(RelayProcess(store, book).start())
+    await settled(store, {Status.PUBLISHED: 400})
+    lines = ledger(book)
+    assert ledger_by_key(lines) == in_order(KEYS, 50)
+    assert ledger_copies(lines) == 0
+
+
+async def test_a_relay_that_sleeps_past_its_lease_makes_no_disorder(
+    outbox: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
+) -> None:
+    book = tmp_path / "ledger"
+    await store.add(mixed(KEYS, 50))
+    sleeper = RelayProcess(store, book, seconds_per_event=0.002, batch=10).start()
+    processes.append(sleeper)
+    await until(lambda: len(ledger(book)) > 40)
+    sleeper.send(signal.SIGSTOP)
+    stopped = len(ledger(book))
+    assert stopped < 400
+    to = MemoryPublisher()
+    async with relay(outbox(), stream(to, lease_seconds=LEASE)):
+        await settled(store, {Status.PUBLISHED: 400})
+        sleeper.send(signal.SIGCONT)
+        # It finds out, joins again, and both work.
+        workers = "SELECT count(*) FROM {worker} WHERE seen_until > {now}"
+        await eventually(lambda: query(store, workers), lambda rows: rows[0][0] == 2)
+        await store.add(mixed(KEYS, 5, first=51))
+        await settled(store, {Status.PUBLISHED: 440})
+    lines = ledger(book)
+    before, after = lines[:stopped], lines[stopped:]
+    mine = by_key(to.deliveries)
+    told = ledger_by_key(before)
+    stale = [line for line in after if line.n <= 50]
+    assert len(stale) <= 4 * 10, "no more than what it had in flight"
+    for key in KEYS:
+        seen = dict.fromkeys([*told.get(key, []), *[n for n in mine.get(key, []) if n <= 50]])
+        assert list(seen) == list(range(1, 51))
+    assert await query(store, "SELECT DISTINCT attempts FROM {event}") == [(1,)], "no stale settle was written"
+
+
+async def crash_until_dead(
+    store: SqlStore, book: Path, processes: list[RelayProcess], wanted: dict[Status, int], **settings: object
+) -> int:
+    """Start a relay again whenever its process has ended, as a supervisor would; how often it died."""
+    deaths = 0
+    while True:
+        one = RelayProcess(store, book, **settings).start()
+        processes.append(one)
+
+        async def look(one: RelayProcess = one) -> bool:
+            return not one.running or await counts(store) == wanted
+
+        await eventually(look, seconds=30)
+        if one.running:
+            one.send(signal.SIGTERM)
+            assert await one.ended() == 0
+            return deaths
+        assert await one.ended() == 9
+        deaths += 1
+        assert deaths < 15
+
+
+@pytest.mark.parametrize("mode", ["ordered", "queue"])
+async def test_an_event_that_kills_its_relay_is_found_and_dies_alone(
+    outbox: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess], mode: str
+) -> None:
+    book = tmp_path / "ledger"
+    keys = [key_of(shard) for shard in range(4)]
+    poison = numbered("poison", 1, type="poison")
+    await store.add([*mixed(keys, 10), *poison, *mixed(["poison", *keys], 3, first=11)])
+    wanted = {Status.PUBLISHED: 40 + 3 * 5, Status.DEAD: 1}
+    deaths = await crash_until_dead(store, book, processes, wanted, mode=mode, max_attempts=2, lease_seconds=0.5)
+    assert 2 <= deaths <= 8
+    (letter,) = await store.dead_letters()
+    assert letter.event.id == poison[0].id
+    assert letter.event.attempts == 2
+    assert "died" in letter.error
+    lines = ledger(book)
+    assert {line.key for line in lines} == {"poison", *keys}
+    if mode == "ordered":
+        found = ledger_by_key(lines)
+        assert {key: found[key] for key in keys} == in_order(keys, 13)
+        assert found["poison"] == [11, 12, 13]
+
+
+async def test_innocent_events_do_not_die_of_their_neighbour(
+    sqlite: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
+) -> None:
+    """Each call takes a while, so that events of other shards are always under way when the poison kills."""
+    book = tmp_path / "ledger"
+    poison_key, *keys = [key_of(shard) for shard in range(4)]
+    await store.add([*numbered(poison_key, 1, type="poison"), *mixed(keys, 30)])
+    wanted = {Status.PUBLISHED: 90, Status.DEAD: 1}
+    await crash_until_dead(
+        store, book, processes, wanted, max_attempts=1, lease_seconds=0.5, seconds_per_event=0.05
+    )
+    assert ledger_by_key(ledger(book)) == in_order(keys, 30)
+
+
+async def test_a_killed_relay_does_not_stay_behind_as_a_sleeper(
+    pg: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
+) -> None:
+    """A sleeper's row makes every writer notify: a worker that is gone must not leave one for ever."""
+    victim = RelayProcess(store, tmp_path / "ledger", lease_seconds=0.5).start()
+    processes.append(victim)
+    asleep = "SELECT worker FROM {sleeper}"
+    (dead,) = await eventually(lambda: query(store, asleep), lambda rows: len(rows) == 1)
+    victim.send(signal.SIGKILL)
+    await victim.ended()
+    to = MemoryPublisher()
+    async with relay(pg(), stream(to, lease_seconds=LEASE)):
+        await store.add(numbered("k", 1))
+        await to.wait_for(1)
+        await eventually(lambda: query(store, asleep), lambda rows: rows != [] and dead not in rows)

@@ -1,0 +1,181 @@
+"""Prune, rescue and watch: each run by itself, and by a relay."""
+
+import asyncio
+import logging
+
+import pytest
+
+from pillarbox.conformance.events import make_event
+from pillarbox.errors import ConfigError, StoreDown
+from pillarbox.event import Status
+from pillarbox.maintenance.prune import Prune, Pruned
+from pillarbox.maintenance.rescue import Rescue
+from pillarbox.maintenance.watch import Watch
+from pillarbox.publisher import rejected, retry
+from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.relay import Fixed
+from pillarbox.store import Rescued
+from pillarbox.stores.sql import SqlStore
+from tests.integration.relays import (
+    STREAM,
+    Outbox,
+    counts,
+    eventually,
+    execute,
+    mixed,
+    numbered,
+    query,
+    relay,
+    settled,
+    stream,
+)
+
+pytestmark = pytest.mark.asyncio
+
+
+async def make_states(outbox: Outbox, store: SqlStore) -> None:
+    """Five published, and of each other state that an ordered stream has at least one."""
+    to = MemoryPublisher()
+    to.fail_next(retry("busy"), key="failed")
+    to.fail_next(rejected("bad"), key="dead")
+    await store.add([*numbered("k", 5), *numbered("failed", 2), *numbered("dead", 1)])
+    async with relay(outbox(), stream(to, retry=Fixed(3600.0))):
+        await settled(store, {Status.PUBLISHED: 5, Status.FAILED: 1, Status.HELD: 1, Status.DEAD: 1})
+    await store.add(numbered("pending", 3))
+
+
+async def test_only_what_was_published_and_is_old_enough_is_pruned(outbox: Outbox, store: SqlStore) -> None:
+    await make_states(outbox, store)
+    assert await Prune(store).run_once() == Pruned(0, 0), "nothing is a day old"
+    assert await Prune(store, keep_published_seconds=-1, keep_dead_seconds=3600).run_once() == Pruned(5, 0)
+    assert await counts(store) == {Status.PENDING: 3, Status.FAILED: 1, Status.HELD: 1, Status.DEAD: 1}
+    assert await Prune(store, keep_published_seconds=-1, keep_dead_seconds=-1).run_once() == Pruned(0, 1)
+    assert await counts(store) == {Status.PENDING: 3, Status.FAILED: 1, Status.HELD: 1}
+
+
+async def test_prune_goes_through_many_small_batches(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    await store.add(mixed(["a", "b"], 25))
+    async with relay(outbox(), stream(to)):
+        await settled(store, {Status.PUBLISHED: 50})
+    await store.add(numbered("c", 10))
+    assert await Prune(store, keep_published_seconds=-1, batch=7).run_once() == Pruned(50, 0)
+    assert await counts(store) == {Status.PENDING: 10}
+
+
+async def test_one_run_of_prune_is_limited(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    await store.add(numbered("a", 30))
+    async with relay(outbox(), stream(to)):
+        await settled(store, {Status.PUBLISHED: 30})
+    assert (await Prune(store, keep_published_seconds=-1, batch=5, limit=10).run_once()).published == 10
+    assert (await Prune(store, keep_published_seconds=-1, batch=5).run_once()).published == 20
+
+
+@pytest.mark.parametrize("policy", ["block", "park"])
+async def test_dead_letters_that_an_operator_needs_are_spared(outbox: Outbox, store: SqlStore, policy: str) -> None:
+    to = MemoryPublisher()
+    to.fail_next(rejected("bad"), key="k")
+    to.fail_next(rejected("bad"), type="keyless")
+    await store.add([*numbered("k", 1), make_event(key=None, stream=STREAM, type="keyless")])
+    async with relay(outbox(), stream(to, on_dead=policy)):
+        await settled(store, {Status.DEAD: 2})
+    assert await Prune(store, keep_dead_seconds=-1).run_once() == Pruned(0, 1)
+    assert await query(store, "SELECT key FROM {dead_letter}") == [("k",)]
+
+
+async def test_a_relay_prunes_by_itself(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    await store.add(numbered("k", 5))
+    async with relay(outbox(), stream(to), keep_published_seconds=0.2, prune_seconds=0.1):
+        await to.wait_for(5)
+        await settled(store, {})
+
+
+async def test_rescue_takes_from_the_dead_and_from_those_that_hang(outbox: Outbox, store: SqlStore) -> None:
+    await store.add(mixed(["a", "b", "c"], 4))
+    claims = [claim for shard in range(4) for claim in await store.claim(STREAM, shard, "ann", 100, 3600)]
+    assert len(claims) == 12
+    assert await Rescue(store, STREAM).run_once() == Rescued(0, 0)
+    expired = [str(claim.event.id) for claim in claims[:3]]
+    for event_id in expired:
+        await execute(store, "UPDATE {event} SET lease_until = {later:past} WHERE id = :id", id=event_id, past=-5.0)
+    hanging = str(claims[3].event.id)
+    await execute(store, "UPDATE {event} SET processing_started_at = {later:past} WHERE id = :id", id=hanging, past=-700.0)
+    assert await Rescue(store, STREAM, batch=2).run_once() == Rescued(4, 0)
+    assert await Rescue(store, "other").run_once() == Rescued(0, 0)
+    assert await counts(store) == {Status.PROCESSING: 8, Status.FAILED: 4}
+
+
+async def test_a_suspect_dies_of_its_last_crash_alone(outbox: Outbox, store: SqlStore) -> None:
+    await store.add(numbered(None, 1))
+    for shard in range(4):
+        await store.claim(STREAM, shard, "ann", 10, -1.0)
+    rescue = Rescue(store, STREAM, max_attempts=2)
+    assert await rescue.run_once() == Rescued(1, 0)
+    for result in (Rescued(1, 0), Rescued(0, 1)):
+        assert len(await store.claim(STREAM, None, "ann", 1, -1.0)) == 1
+        assert await rescue.run_once() == result
+    (letter,) = await store.dead_letters(STREAM)
+    assert letter.event.attempts == 2
+
+
+async def test_watch_tells_once_of_a_stream_that_nobody_serves(
+    outbox: Outbox, store: SqlStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    watch = Watch(store)
+    assert await watch.run_once() == []
+    await store.add([*numbered("k", 2, stream="oders"), *numbered("k", 1)])
+    await store.join(STREAM, "ann", 60)
+    assert await watch.run_once() == ["oders"]
+    assert await watch.run_once() == ["oders"]
+    told = [record for record in caplog.records if getattr(record, "action", None) == "unserved"]
+    assert len(told) == 1
+    assert "oders" in told[0].getMessage()
+    assert "correct the writer" in told[0].getMessage()
+    await store.join("oders", "ann", 60)
+    assert await watch.run_once() == []
+    await store.leave("oders", "ann")
+    assert await watch.run_once() == ["oders"]
+    assert sum(getattr(record, "action", None) == "unserved" for record in caplog.records) == 2
+
+
+async def test_a_relay_warns_of_a_stream_that_nobody_serves(
+    outbox: Outbox, store: SqlStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store.add(numbered("k", 1, stream="oders"))
+
+    async def told() -> bool:
+        return any(getattr(record, "action", None) == "unserved" for record in caplog.records)
+
+    async with relay(outbox(), stream(MemoryPublisher()), watch_seconds=0.05):
+        await eventually(told)
+
+
+async def test_a_service_that_fails_is_tried_again(
+    sqlite: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = Watch(store, interval_seconds=0.01)
+    troubles: list[Exception] = [StoreDown("away"), ZeroDivisionError("a bug")]
+    done = asyncio.Event()
+
+    async def unserved() -> list[str]:
+        if troubles:
+            raise troubles.pop(0)
+        done.set()
+        return []
+
+    monkeypatch.setattr(store, "unserved", unserved)
+    running = asyncio.create_task(watch.run())
+    async with asyncio.timeout(10):
+        await done.wait()
+        watch.stop()
+        await running
+    assert sum(getattr(record, "action", None) == "watch_failed" for record in caplog.records) == 2
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+async def test_an_interval_is_above_nothing(sqlite: Outbox, store: SqlStore, seconds: float) -> None:
+    with pytest.raises(ConfigError, match="prune: interval_seconds is"):
+        Prune(store, interval_seconds=seconds)

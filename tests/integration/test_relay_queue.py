@@ -1,0 +1,343 @@
+"""Queue streams: single events, leased one by one."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from pillarbox.conformance.events import make_event
+from pillarbox.errors import StoreDown
+from pillarbox.event import Event, Status
+from pillarbox.publisher import PUBLISHED, Outcome, outage, rejected, retry
+from pillarbox.publishers.handlers import Handlers
+from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.relay import Fixed, Stream
+from pillarbox.store import Settlement
+from pillarbox.stores.sql import SqlStore
+from tests.integration.relays import (
+    LEASE,
+    STREAM,
+    Outbox,
+    copies,
+    counts,
+    eventually,
+    mixed,
+    numbered,
+    query,
+    relay,
+    settled,
+    stream,
+    until,
+)
+
+pytestmark = pytest.mark.asyncio
+
+
+def queue(to: object, **settings: object) -> Stream:
+    return stream(to, **{"mode": "queue", "lease_seconds": LEASE, **settings})
+
+
+def jobs(count: int, **fields: object) -> list[Event]:
+    return [make_event(key=None, stream=STREAM, **fields) for _ in range(count)]  # type: ignore[arg-type]
+
+
+async def test_every_event_is_worked_once(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    await store.add(jobs(100))
+    async with relay(outbox(), queue(to)), relay(outbox(), queue(to)):
+        await store.add(jobs(100))
+        await to.wait_for(200)
+        await settled(store, {Status.PUBLISHED: 200})
+    assert copies(to.deliveries) == 0
+    assert await query(store, "SELECT DISTINCT attempts FROM {event}") == [(1,)]
+
+
+async def test_so_many_run_at_once_and_no_more(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    to.hold()
+    await store.add(jobs(20))
+    async with relay(outbox(), queue(to, concurrency=3)):
+        await to.wait_until_held(3)
+        await settled(store, {Status.PROCESSING: 3, Status.PENDING: 17})
+        to.release()
+        await to.wait_for(20)
+
+
+async def test_a_slow_event_does_not_hold_the_others(outbox: Outbox, store: SqlStore) -> None:
+    handlers = Handlers()
+    free, done = asyncio.Event(), []
+
+    @handlers.on("slow")
+    async def slow(event: Event) -> None:
+        await free.wait()
+        done.append(event)
+
+    @handlers.on("quick")
+    async def quick(event: Event) -> None:
+        done.append(event)
+
+    await store.add([*jobs(1, type="slow"), *jobs(30, type="quick")])
+    async with relay(outbox(), queue(handlers, concurrency=2)):
+        await until(lambda: len(done) == 30)
+        free.set()
+        await until(lambda: len(done) == 31)
+        await settled(store, {Status.PUBLISHED: 31})
+
+
+async def test_a_failed_event_is_retried_and_dies_of_its_last_attempt(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    to.fail_next(retry("busy"), type="mends", times=2)
+    to.fail_next(retry("broken"), type="breaks", times=3)
+    to.fail_next(rejected("bad"), type="bad")
+    await store.add([*jobs(1, type="mends"), *jobs(1, type="breaks"), *jobs(1, type="bad"), *jobs(5)])
+    async with relay(outbox(), queue(to, max_attempts=3)):
+        await settled(store, {Status.PUBLISHED: 6, Status.DEAD: 2})
+    letters = {letter.event.type: letter for letter in await store.dead_letters()}
+    assert (letters["breaks"].event.attempts, len(letters["breaks"].errors)) == (3, 3)
+    assert (letters["bad"].event.attempts, len(letters["bad"].errors)) == (1, 1)
+    assert [event.attempts for event in to.deliveries if event.type == "mends"] == [3]
+
+
+async def test_a_retry_waits_for_its_time(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    to.fail_next(retry("busy"), type="later")
+    await store.add([*jobs(1, type="later"), *jobs(3)])
+    async with relay(outbox(), queue(to, retry=Fixed(3600.0))):
+        await settled(store, {Status.PUBLISHED: 3, Status.FAILED: 1})
+        await store._db.execute(store._statement("UPDATE {event} SET next_attempt_at = {now} WHERE status = 'failed'"))
+        await to.wait_for(4)
+
+
+async def test_a_dead_letter_can_be_replayed(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    to.fail_next(rejected("bad"))
+    await store.add(jobs(1))
+    async with relay(outbox(), queue(to)):
+        await settled(store, {Status.DEAD: 1})
+        await store.replay([letter.event.id for letter in await store.dead_letters()], "olga")
+        await to.wait_for(1)
+        await settled(store, {Status.PUBLISHED: 1})
+
+
+async def test_a_stop_gives_back_what_hangs_uncharged(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    to.hold()
+    await store.add(jobs(5))
+    running = relay(outbox(), queue(to, concurrency=3), grace_seconds=0.05)
+    await running.start()
+    await to.wait_until_held(3)
+    await running.stop()
+    assert await counts(store) == {Status.PENDING: 5}
+    assert await query(store, "SELECT DISTINCT attempts FROM {event}") == [(0,)]
+    to.release()
+    async with relay(outbox(), queue(to)):
+        await to.wait_for(5)
+        await settled(store, {Status.PUBLISHED: 5})
+    assert copies(to.deliveries) == 0
+
+
+async def test_a_stop_lets_what_runs_end(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    to.hold()
+    await store.add(jobs(5))
+    running = relay(outbox(), queue(to, concurrency=3))
+    await running.start()
+    await to.wait_until_held(3)
+    stopping = asyncio.create_task(running.stop())
+    await asyncio.sleep(0)
+    to.release()
+    await stopping
+    assert await counts(store) == {Status.PENDING: 2, Status.PUBLISHED: 3}
+
+
+async def test_an_outage_charges_nothing(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    to.down()
+    await store.add(jobs(10))
+    async with relay(outbox(), queue(to, max_attempts=1)) as running:
+        await until(lambda: STREAM in running._workers and running._workers[STREAM].breaker.seconds_left(0.0) > 0)
+        await settled(store, {Status.PENDING: 10})
+        assert await query(store, "SELECT DISTINCT attempts FROM {event}") == [(0,)]
+        to.up()
+        await to.wait_for(10)
+        await settled(store, {Status.PUBLISHED: 10})
+    assert copies(to.deliveries) == 0
+
+
+@pytest.mark.parametrize("trouble", ["stolen", "down"])
+async def test_the_circuit_recovers_when_its_probe_finds_nothing(
+    sqlite: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """The event of the probe is taken by another worker, or the database is away just then."""
+    own = sqlite()
+    claim, spoilt = own.claim, 0
+    to = MemoryPublisher()
+    async with relay(own, queue(to)) as running:
+        await until(lambda: STREAM in running._workers)
+        worker = running._workers[STREAM]
+
+        async def spoil(*arguments: object) -> object:
+            nonlocal spoilt
+            if worker.breaker.probing and not spoilt:
+                spoilt += 1
+                if trouble == "down":
+                    raise StoreDown("gone for a moment")
+                return []
+            return await claim(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(own, "claim", spoil)
+        to.fail_next(outage("refused"))
+        await store.add(jobs(3))
+        await to.wait_for(3)
+    assert spoilt == 1
+
+
+async def test_work_of_a_dead_worker_is_rescued(outbox: Outbox, store: SqlStore) -> None:
+    events = jobs(3)
+    await store.add(events)
+    await store.join(STREAM, "dead", LEASE)
+    claimed = []
+    for shard in range(4):
+        claimed += await store.claim(STREAM, shard, "dead", 10, -1.0)
+    assert len(claimed) == 3
+    to = MemoryPublisher()
+    async with relay(outbox(), queue(to)):
+        await to.wait_for(3)
+        await settled(store, {Status.PUBLISHED: 3})
+    assert [event.attempts for event in to.deliveries] == [1, 1, 1], "a crash in company is not charged"
+    late = await store.settle_claims(claimed, Settlement(published=[claim.event for claim in claimed]))
+    assert late == 3, "the dead worker's tokens are stale"
+
+
+class Alone(MemoryPublisher):
+    """Notes what else is under way when a suspect is worked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: set[object] = set()
+        self.company: list[int] = []
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        (event,) = events
+        self.running.add(event.id)
+        if event.type == "suspect":
+            self.company.append(len(self.running) - 1)
+        await asyncio.sleep(0)
+        self.running.discard(event.id)
+        return await super().publish(events)
+
+
+async def test_suspects_are_worked_alone(outbox: Outbox, store: SqlStore) -> None:
+    await store.add(jobs(4, type="suspect"))
+    for shard in range(4):
+        await store.claim(STREAM, shard, "dead", 10, -1.0)
+    assert (await store.rescue(STREAM, 600, 5, 100)).retried == 4
+    await store.add(jobs(40))
+    to = Alone()
+    async with relay(outbox(), queue(to)):
+        await to.wait_for(44)
+    assert to.company == [0, 0, 0, 0]
+
+
+async def test_a_suspect_that_was_given_back_is_still_a_suspect(outbox: Outbox, store: SqlStore) -> None:
+    """It was never worked alone to its end, so the next crash in company must not be charged to it."""
+    (event,) = jobs(1)
+    await store.add([event])
+    for shard in range(4):
+        await store.claim(STREAM, shard, "dead", 10, -1.0)
+    await store.rescue(STREAM, 600, 5, 100)
+    (claim,) = await store.claim(STREAM, None, "ann", 1, 60.0)
+    await store.settle_claims([claim], Settlement(), [event.id])  # ann was stopped
+    again = [each for shard in range(4) for each in await store.claim(STREAM, shard, "bob", 10, -1.0)]
+    if again:  # with others, for all that bob knows
+        await store.rescue(STREAM, 600, 5, 100)
+        (claim,) = await store.claim(STREAM, None, "cid", 1, 60.0)
+        assert claim.event.attempts == 1
+    else:
+        assert await store.claim(STREAM, None, "cid", 1, 60.0)
+
+
+async def test_a_stale_claim_is_refused_after_a_replay_too(outbox: Outbox, store: SqlStore) -> None:
+    (event,) = jobs(1)
+    await store.add([event])
+
+    async def claim(worker: str, seconds: float = 60.0) -> list[object]:
+        return [each for shard in range(4) for each in await store.claim(STREAM, shard, worker, 10, seconds)]
+
+    (stale,) = await claim("ann", -1.0)
+    await store.rescue(STREAM, 600, 1, 100)
+    await store.claim(STREAM, None, "bob", 1, -1.0)
+    assert (await store.rescue(STREAM, 600, 1, 100)).dead == 1
+    await store.replay([event.id], "olga")
+    (fresh,) = await claim("cid")
+    refused = await store.settle_claims([stale], Settlement(published=[event]))  # type: ignore[list-item]
+    assert refused == 1, "ann's token is older than the replay"
+    assert await counts(store) == {Status.PROCESSING: 1}
+    assert fresh
+
+
+class Hanging(MemoryPublisher):
+    """Never returns for a ``hang`` until it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hung = 0
+        self._closed = asyncio.Event()
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        if events[0].type == "hang":
+            self.hung += 1
+            await self._closed.wait()
+            return [PUBLISHED]
+        return await super().publish(events)
+
+    async def close(self) -> None:
+        self._closed.set()
+        await super().close()
+
+
+async def test_an_event_that_hangs_does_not_hold_the_stream(outbox: Outbox, store: SqlStore) -> None:
+    """It is taken from its worker after a while; that worker has places left and must go on with the others."""
+    to = Hanging()
+    await store.add(jobs(1, type="hang"))
+    async with relay(outbox(), queue(to, concurrency=4, stuck_seconds=0.3), grace_seconds=0.1):
+        await until(lambda: to.hung == 1)
+        await eventually(lambda: query(store, "SELECT suspect FROM {event}"), lambda rows: bool(rows[0][0]))
+        await store.add(jobs(20))
+        await to.wait_for(20)
+
+
+async def test_an_event_that_always_hangs_dies(outbox: Outbox, store: SqlStore) -> None:
+    handlers = Handlers(timeout=0.05)
+
+    @handlers.on("hang")
+    async def hang(event: Event) -> None:
+        await asyncio.Event().wait()
+
+    await store.add(jobs(1, type="hang"))
+    async with relay(outbox(), queue(handlers, max_attempts=2)):
+        await settled(store, {Status.DEAD: 1})
+    (letter,) = await store.dead_letters()
+    assert "did not finish within 0.05 s" in letter.error
+
+
+async def test_keys_mean_nothing_to_a_queue(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    to.fail_next(retry("busy"), key="k")
+    await store.add([*numbered("k", 5), *mixed(["a", "b"], 5)])
+    async with relay(outbox(), queue(to, retry=Fixed(3600.0))):
+        await settled(store, {Status.PUBLISHED: 14, Status.FAILED: 1})
+
+
+async def test_maintenance_runs_after_a_second_start_too(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    again = relay(outbox(), queue(to))
+    async with again:
+        await store.add(jobs(1))
+        await to.wait_for(1)
+        await settled(store, {Status.PUBLISHED: 1})
+    await store.add(jobs(1))
+    for shard in range(4):
+        await store.claim(STREAM, shard, "dead", 10, -1.0)
+    async with again:
+        await to.wait_for(2)

@@ -1,0 +1,151 @@
+"""Polling is the truth, and a wake-up makes it early."""
+
+from typing import Any
+
+import pytest
+
+from pillarbox.event import Status
+from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.stores.sql import SqlStore
+from tests.integration.relays import STREAM, Outbox, by_key, eventually, numbered, query, relay, settled, stream, until
+
+pytestmark = pytest.mark.asyncio
+
+ASLEEP = "SELECT stream FROM {sleeper} ORDER BY stream"
+
+
+class Polls:
+    """Counts the looks of a relay at its database."""
+
+    def __init__(self, store: SqlStore, patch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.idle = 0
+        self._poll = store.poll
+        patch.setattr(store, "poll", self)
+
+    async def __call__(self, *arguments: Any) -> Any:
+        work = await self._poll(*arguments)
+        self.count += 1
+        self.idle += not work.ready
+        return work
+
+
+async def asleep(store: SqlStore, *streams: str) -> None:
+    await eventually(lambda: query(store, ASLEEP), lambda rows: [row[0] for row in rows] == sorted(streams))
+
+
+async def test_an_event_written_while_the_relay_dozes_is_published_at_the_next_look(
+    pg: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = pg()
+    polls = Polls(own, monkeypatch)
+    to = MemoryPublisher()
+    async with relay(own, stream(to, poll_limit_seconds=10)) as running:
+        await asleep(store, STREAM)
+        worker = running._workers[STREAM]
+        await until(lambda: worker._pace._next > 4)
+        before = polls.idle
+        await store.add(numbered("k", 1))
+        await to.wait_for(1)
+        # By a poll that the wake-up caused: not one in vain came before it.
+        assert polls.idle - before <= 1
+        await settled(store, {Status.PUBLISHED: 1})
+        await eventually(lambda: query(store, ASLEEP), lambda rows: rows == [])
+        # And again, once it dozes again.
+        await asleep(store, STREAM)
+        await store.add(numbered("k", 1, first=2))
+        await to.wait_for(2)
+    assert by_key(to.deliveries) == {"k": [1, 2]}
+    assert await query(store, ASLEEP) == []
+
+
+async def test_a_relay_that_does_not_ask_is_not_woken(
+    pg: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = pg(wake_up=False)
+    polls = Polls(own, monkeypatch)
+    to = MemoryPublisher()
+    async with relay(own, stream(to, poll_limit_seconds=1.0)) as running:
+        await until(lambda: STREAM in running._workers and running._workers[STREAM]._pace.drowsy)
+        assert await query(store, ASLEEP) == []
+        before = polls.count
+        await store.add(numbered("k", 1))
+        await to.wait_for(1)
+        assert polls.count > before, "found by looking"
+
+
+async def test_one_stream_that_is_written_to_does_not_wake_another(
+    pg: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every write to a busy stream is a NOTIFY, which serialises the commits of the whole server."""
+    told: list[str] = []
+    to, other = MemoryPublisher(), MemoryPublisher()
+    running = relay(pg(), stream(to, poll_limit_seconds=10), stream(other, "quiet", poll_limit_seconds=10))
+    woken = running._woken
+
+    def note(name: str) -> None:
+        told.append(name)
+        woken(name)
+
+    monkeypatch.setattr(running, "_woken", note)
+    async with running:
+        await asleep(store, STREAM, "quiet")
+        await store.add(numbered("k", 1))
+        await to.wait_for(1)
+        await until(lambda: told)
+        # Told in the order of commits: what belongs to the first write has come before this.
+        await asleep(store, STREAM, "quiet")
+        await store.add(numbered("k", 1, first=2))
+        await to.wait_for(2)
+    assert set(told) == {STREAM}
+
+
+async def test_a_relay_whose_listening_connection_is_cut_listens_again(pg: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    channel = store._names.parts["channel"]
+    listening = f"SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%{channel}%'"
+    async with relay(pg(), stream(to, poll_limit_seconds=10)):
+        await asleep(store, STREAM)
+        ((first,),) = await eventually(lambda: query(store, listening), lambda rows: len(rows) == 1)
+        await store._db.run(f"SELECT pg_terminate_backend({first})")
+        await eventually(lambda: query(store, listening), lambda rows: len(rows) == 1 and rows[0][0] != first)
+        await store.add(numbered("k", 1))
+        await to.wait_for(1)
+
+
+async def test_a_replay_is_found_in_every_stream_however_busy_another_is(pg: Outbox, store: SqlStore) -> None:
+    """Rows that come back below the floor are found by a sweep; each stream must get its own."""
+    reader = pg()
+    await reader.open()
+    grants = {}
+    for name in ("busy", "quiet"):
+        await reader.join(name, "ann", 60)
+        grants[name] = await reader.take(name, "ann", 4, 60)
+    events = numbered("k", 1, stream="quiet")
+    await store.add([*numbered("k", 50, stream="quiet", max_attempts=1), *events])
+    letter = None
+    for grant in grants["quiet"]:
+        for event in await reader.read(grant, 100, 10**6):
+            from pillarbox.store import Failure, Settlement
+
+            if event.id == events[0].id:
+                letter = event
+                await reader.settle(grant, Settlement(dead=[Failure(event, "bad", 1)]))
+            else:
+                await reader.settle(grant, Settlement(published=[event]))
+    assert letter is not None
+
+    async def floors_rose() -> bool:
+        for grant in grants["quiet"]:
+            await reader.read(grant, 100, 10**6)
+        return all(reader._floors.floor(grant) > letter.seq for grant in grants["quiet"])  # type: ignore[attr-defined]
+
+    await eventually(floors_rose)
+    await store.replay([letter.id], "olga")
+
+    async def found() -> bool:
+        await reader.poll("busy", "ann", grants["busy"])
+        return bool((await reader.poll("quiet", "ann", grants["quiet"])).ready)
+
+    await eventually(found, seconds=8)
+    await reader.close()

@@ -1,0 +1,248 @@
+"""Several workers: fair shares, clean hand-over, and no disorder when one of them loses its leases."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from pillarbox.errors import StoreDown
+from pillarbox.event import Status
+from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.relay import Relay
+from pillarbox.stores.sql import SqlStore
+from tests.integration.relays import (
+    LEASE,
+    STREAM,
+    Gate,
+    Outbox,
+    by_key,
+    copies,
+    cut,
+    eventually,
+    first_deliveries,
+    in_order,
+    key_of,
+    mixed,
+    numbered,
+    owners,
+    query,
+    relay,
+    settled,
+    sharing,
+    stream,
+    until,
+)
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.mark.parametrize(("workers", "shares"), [(2, [2, 2]), (3, [2, 1, 1]), (5, [1, 1, 1, 1])])
+async def test_workers_share_the_shards_fairly(
+    outbox: Outbox, store: SqlStore, workers: int, shares: list[int]
+) -> None:
+    to = MemoryPublisher()
+    relays = [relay(outbox(), stream(to)) for _ in range(workers)]
+    keys = [f"key-{n}" for n in range(12)]
+    async with AsyncExitStack() as stack:
+        for each in relays:
+            await stack.enter_async_context(each)
+        await eventually(lambda: owners(store), lambda found: None not in found and sorted(found.values()) == sorted(shares))
+        await store.add(mixed(keys, 10))
+        await to.wait_for(120)
+        await settled(store, {Status.PUBLISHED: 120})
+    assert by_key(to.deliveries) == in_order(keys, 10)
+    assert await owners(store) == {None: 4}
+
+
+async def test_workers_come_and_go_without_a_copy(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    keys = [f"key-{n}" for n in range(12)]
+    written = 0
+
+    async def write() -> None:
+        nonlocal written
+        await store.add(mixed(keys, 5, first=written + 1))
+        written += 5
+
+    first, second, third = (relay(outbox(), stream(to, batch=3)) for _ in range(3))
+    await write()
+    async with first:
+        await write()
+        async with second:
+            await eventually(lambda: owners(store), sharing([first, second], [2, 2]))
+            await write()
+            await third.start()
+            await eventually(lambda: owners(store), sharing([first, second, third], [2, 1, 1]))
+            await write()
+            await third.stop()
+            await write()
+        await eventually(lambda: owners(store), sharing([first], [4]))
+        await write()
+        await to.wait_for(12 * written)
+        await settled(store, {Status.PUBLISHED: 12 * written})
+    assert by_key(to.deliveries) == in_order(keys, written)
+    assert await query(store, "SELECT max(unclean_count) FROM {lease}") == [(0,)]
+
+
+async def test_a_worker_that_comes_while_there_is_much_to_do_gets_its_share(outbox: Outbox, store: SqlStore) -> None:
+    """A worker is added because the others have too much to do: it must not wait until they have nothing."""
+    old, new = Gate(), MemoryPublisher()
+    keys = [key_of(shard) for shard in range(4)]
+    await store.add(mixed(keys, 400))
+    busy, helper = relay(outbox(), stream(old, batch=1)), relay(outbox(), stream(new))
+    async with busy:
+        await until(lambda: old.calls == 4)
+        async with helper:
+
+            async def go_on() -> list[object]:
+                old.let(4)
+                return list(new.deliveries)
+
+            await eventually(go_on)
+            assert len(old.deliveries) < 1000
+            old.let(10_000)
+            await until(lambda: len(old.deliveries) + len(new.deliveries) >= 1600)
+    assert copies([*old.deliveries, *new.deliveries]) == 0
+
+
+async def test_a_stop_in_the_midst_of_work_makes_no_copy(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    keys = [key_of(shard) for shard in range(4)]
+    await store.add(mixed(keys, 100))
+    to.hold()
+    running = relay(outbox(), stream(to, batch=10))
+    await running.start()
+    await to.wait_until_held(4)
+    stopping = asyncio.create_task(running.stop())
+    await asyncio.sleep(0)
+    to.release()
+    await stopping
+    before = len(to.deliveries)
+    assert 0 < before < 400
+    assert await owners(store) == {None: 4}
+    async with relay(outbox(), stream(to)):
+        await to.wait_for(400)
+        await settled(store, {Status.PUBLISHED: 400})
+    assert by_key(to.deliveries) == in_order(keys, 100)
+
+
+async def test_a_stop_takes_back_what_hangs(outbox: Outbox, store: SqlStore) -> None:
+    to = MemoryPublisher()
+    await store.add(numbered("k", 5))
+    to.hold()
+    running = relay(outbox(), stream(to), grace_seconds=0.05)
+    await running.start()
+    await to.wait_until_held()
+    await running.stop()
+    assert not to.deliveries
+    to.release()
+    async with relay(outbox(), stream(to)):
+        await to.wait_for(5)
+        await settled(store, {Status.PUBLISHED: 5})
+    assert by_key(to.deliveries) == in_order(["k"], 5)
+    assert await query(store, "SELECT DISTINCT attempts FROM {event}") == [(1,)], "nothing was charged"
+
+
+async def test_a_worker_that_is_cut_off_is_taken_over_and_changes_nothing_when_it_comes_back(
+    outbox: Outbox, store: SqlStore
+) -> None:
+    gone, heir = MemoryPublisher(), MemoryPublisher()
+    keys = [key_of(shard) for shard in range(4)]
+    await store.add(mixed(keys, 5))
+    lost = outbox()
+    gone.hold()
+    victim = relay(lost, stream(gone, lease_seconds=LEASE))
+    await victim.start()
+    await gone.wait_until_held(4)
+    with pytest.MonkeyPatch.context() as patch:
+        cut(lost, patch)
+        other = relay(outbox(), stream(heir, lease_seconds=LEASE))
+        async with other:
+            await heir.wait_for(20)
+            await store.add(mixed(keys, 5, first=6))
+            await heir.wait_for(40)
+            await settled(store, {Status.PUBLISHED: 40})
+            gone.release()
+            await gone.wait_for(20)
+            patch.undo()
+            # The late settle is refused, and the worker is one of two again.
+            await eventually(lambda: owners(store), sharing([victim, other], [2, 2]))
+            await store.add(mixed(keys, 5, first=11))
+            await until(lambda: len(heir.deliveries) + len(gone.deliveries) == 80)
+            await settled(store, {Status.PUBLISHED: 60})
+        await victim.stop()
+    assert first_deliveries(heir.deliveries[:40]) == in_order(keys, 10)
+    assert copies([*gone.deliveries, *heir.deliveries]) == 20, "what it had in flight, once"
+    assert await query(store, "SELECT DISTINCT attempts FROM {event}") == [(1,)]
+
+
+async def test_nothing_is_published_when_the_lease_is_in_doubt(outbox: Outbox, store: SqlStore) -> None:
+    """A worker that cannot renew stops publishing before anyone can take over, also when it can still read."""
+    to = MemoryPublisher()
+    own = outbox()
+
+    async def no_renewal(*_: object) -> object:
+        raise StoreDown("the renewal does not get through")
+
+    with pytest.MonkeyPatch.context() as patch:
+        running = relay(own, stream(to, lease_seconds=LEASE))
+        async with running:
+            await store.add(numbered("k", 1))
+            await to.wait_for(1)
+            patch.setattr(own, "renew", no_renewal)
+            shards = running._workers[STREAM]._ownership.shards.values()  # type: ignore[attr-defined]
+            loop = asyncio.get_running_loop()
+            await until(lambda: all(shard.publish_until < loop.time() for shard in shards))
+            await store.add(numbered("k", 3, first=2))
+            # Read again and again, and never sent.
+            await eventually(lambda: query(store, "SELECT 1 FROM {lease} WHERE lease_until > {now}"), lambda rows: not rows)
+            assert by_key(to.deliveries) == {"k": [1]}
+            patch.undo()
+            await to.wait_for(4)
+    assert by_key(to.deliveries) == in_order(["k"], 4)
+
+
+async def test_a_take_whose_second_half_fails_leaves_no_shard_without_owner(
+    outbox: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leases are granted, and the database goes away before the worker knows its keys."""
+    own = outbox()
+    keys_aside = own.keys_aside
+    calls = 0
+
+    async def once_down(grant: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise StoreDown("gone for a moment")
+        return await keys_aside(grant)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(own, "keys_aside", once_down)
+    to = MemoryPublisher()
+    keys = [key_of(shard) for shard in range(4)]
+    await store.add(mixed(keys, 2))
+    async with relay(own, stream(to, lease_seconds=60)):
+        await to.wait_for(8)
+    assert by_key(to.deliveries) == in_order(keys, 2)
+
+
+async def test_two_relays_of_one_process_can_share_a_store(sqlite: Outbox, store: SqlStore) -> None:
+    shared = sqlite()
+    to = MemoryPublisher()
+    first, second = relay(shared, stream(to)), relay(shared, stream(to))
+    async with first:
+        async with second:
+            await eventually(lambda: owners(store), sharing([first, second], [2, 2]))
+        await store.add(numbered("k", 3))
+        await to.wait_for(3)
+    assert by_key(to.deliveries) == in_order(["k"], 3)
+
+
+async def test_each_shard_has_one_owner_at_any_time(outbox: Outbox, store: SqlStore) -> None:
+    relays: list[Relay] = [relay(outbox(), stream(MemoryPublisher())) for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        for each in relays:
+            await stack.enter_async_context(each)
+        await eventually(lambda: owners(store), sharing(relays, [2, 1, 1]))
+        held = [shard for each in relays for shard in each._workers[STREAM]._ownership.shards]  # type: ignore[attr-defined]
+        assert sorted(held) == [0, 1, 2, 3]

@@ -1,0 +1,254 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pillarbox.conformance.events import make_event
+from pillarbox.event import Event
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, outage, rejected, retry
+from pillarbox.relay import Fixed, OnDead
+from pillarbox.relay.plan import PARKED, Rules, plan_claims, plan_key_run, plan_turn, split
+from pillarbox.relay.retry import Retry
+from pillarbox.store import Aside, Failure, KeyAside, KeyRun, Settlement
+
+POLICIES = list(OnDead)
+ASIDE = {
+    OnDead.SKIP: {},
+    OnDead.BLOCK: {"k": KeyAside(Aside.BLOCKED, None)},
+    OnDead.PARK: {"k": KeyAside(Aside.PARKED, None)},
+}
+
+
+def rules(on_dead: OnDead = OnDead.SKIP, *, max_attempts: int = 3, retry: Retry = Fixed(5.0)) -> Rules:  # noqa: B008
+    return Rules(retry, max_attempts, on_dead)
+
+
+def turn(event: Event, outcome: Outcome, on_dead: OnDead = OnDead.SKIP, **options: int) -> Settlement:
+    return plan_turn([event], [outcome], (), rules(on_dead, **options))
+
+
+class TestJudge:
+    def test_a_passing_error_is_charged_and_waits(self) -> None:
+        event = make_event(attempts=1)
+        assert rules().judge(event, retry("busy")) == (Failure(event, "busy", 2, 5.0), False)
+
+    def test_the_last_attempt_is_deadly(self) -> None:
+        event = make_event(attempts=2)
+        assert rules().judge(event, retry("busy")) == (Failure(event, "busy", 3), True)
+
+    def test_an_uncharged_error_never_kills(self) -> None:
+        event = make_event(attempts=7)
+        assert rules().judge(event, retry("stuck", charged=False)) == (Failure(event, "stuck", 7, 5.0), False)
+
+    def test_a_rejected_event_dies_at_once(self) -> None:
+        event = make_event()
+        assert rules().judge(event, rejected("too large")) == (Failure(event, "too large", 1), True)
+
+    @pytest.mark.parametrize(("own", "attempts", "dies"), [(1, 0, True), (9, 2, False), (9, 8, True), (None, 2, True)])
+    def test_an_event_can_have_a_limit_of_its_own(self, own: int | None, attempts: int, dies: bool) -> None:
+        event = make_event(attempts=attempts, max_attempts=own)
+        assert rules().judge(event, retry("busy"))[1] is dies
+
+    def test_what_was_charged_at_the_claim_is_not_charged_again(self) -> None:
+        event = make_event(attempts=2)
+        failure, dead = rules().judge(event, retry("busy"), charged_before=True)
+        assert (failure.attempts, dead) == (2, False)
+        failure, dead = rules().judge(event, retry("stuck", charged=False), charged_before=True)
+        assert (failure.attempts, dead) == (1, False)
+
+    def test_the_policy_is_asked_with_the_attempts_so_far(self) -> None:
+        asked: list[int] = []
+        policy = rules(max_attempts=9, retry=lambda attempts: asked.append(attempts) or 1.0)
+        policy.judge(make_event(attempts=3), retry("busy"))
+        policy.judge(make_event(attempts=0), retry("stuck", charged=False))
+        assert asked == [4, 1], "never with 0"
+
+    @pytest.mark.parametrize("delay", [-3.0, float("nan"), float("inf")])
+    def test_a_users_policy_cannot_give_a_delay_that_no_database_takes(self, delay: float) -> None:
+        failure, _ = rules(retry=lambda attempts: delay).judge(make_event(), retry("busy"))
+        assert failure.delay is not None
+        assert 0 <= failure.delay < float("inf")
+
+    def test_a_users_policy_that_raises_does_not_undo_the_turn(self) -> None:
+        def broken(attempts: int) -> float:
+            raise ZeroDivisionError
+
+        sent, failed = make_event(), make_event()
+        planned = plan_turn([sent, failed], [PUBLISHED, retry("busy")], (), rules(retry=broken))
+        assert planned.published == [sent]
+        assert [failure.event for failure in planned.failed] == [failed]
+
+
+class TestSplit:
+    def test_events_of_keys_that_are_set_aside_are_held(self) -> None:
+        events = [make_event(key=key) for key in ("a", "b", None, "a", "c")]
+        free, held = split(events, {"a", "x"})
+        assert [event.key for event in free] == ["b", None, "c"]
+        assert [event.key for event in held] == ["a", "a"]
+
+    def test_nothing_is_held_where_no_key_is_set_aside(self) -> None:
+        events = [make_event(key=None), make_event()]
+        assert split(events, set()) == (events, ())
+
+
+class TestTurn:
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_published(self, policy: OnDead) -> None:
+        event = make_event(key="k")
+        assert turn(event, PUBLISHED, policy) == Settlement(published=[event], failed=[], dead=[])
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    @pytest.mark.parametrize("outcome", [UNTRIED, outage("refused")])
+    def test_untried_and_outage_change_nothing(self, policy: OnDead, outcome: Outcome) -> None:
+        assert not turn(make_event(key="k", attempts=2), outcome, policy)
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    @pytest.mark.parametrize(("charged", "attempts"), [(True, 2), (False, 1)])
+    def test_retry_sets_the_key_aside(self, policy: OnDead, charged: bool, attempts: int) -> None:
+        event = make_event(key="k", attempts=1)
+        planned = turn(event, retry("busy", charged=charged), policy)
+        assert planned.failed == [Failure(event, "busy", attempts, None)], "the instant stands with the key alone"
+        assert planned.aside == {"k": KeyAside(Aside.RETRY, 5.0)}
+        assert not (planned.published or planned.dead or planned.held or planned.release)
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    @pytest.mark.parametrize(("outcome", "attempts"), [(rejected("bad"), 0), (retry("busy"), 2)])
+    def test_a_death_follows_the_policy(self, policy: OnDead, outcome: Outcome, attempts: int) -> None:
+        event = make_event(key="k", attempts=attempts)
+        planned = turn(event, outcome, policy)
+        assert planned.dead == [Failure(event, outcome.error or "", attempts + 1)]
+        assert planned.aside == ASIDE[policy]
+        assert not (planned.published or planned.failed or planned.held or planned.release)
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_an_event_without_key_waits_by_itself(self, policy: OnDead) -> None:
+        event = make_event(key=None)
+        planned = turn(event, retry("busy"), policy)
+        assert planned.failed == [Failure(event, "busy", 1, 5.0)]
+        assert not planned.aside
+        assert not turn(event, rejected("bad"), policy).aside
+
+    def test_a_batch_is_planned_event_by_event(self) -> None:
+        names = ["ok", "busy", "busy", "bad", None, "held"]
+        ok, busy, behind, bad, keyless, held = [make_event(key=name) for name in names]
+        outcomes = [PUBLISHED, retry("busy"), UNTRIED, rejected("bad"), PUBLISHED]
+        planned = plan_turn([ok, busy, behind, bad, keyless], outcomes, [held], rules(OnDead.BLOCK))
+        assert planned.published == [ok, keyless]
+        assert [failure.event for failure in planned.failed] == [busy]
+        assert [failure.event for failure in planned.dead] == [bad]
+        assert planned.held == [held]
+        assert planned.aside == {"busy": KeyAside(Aside.RETRY, 5.0), "bad": KeyAside(Aside.BLOCKED, None)}
+        named = [*planned.published, *planned.held, *(failure.event for failure in (*planned.failed, *planned.dead))]
+        assert behind not in named, "what was not tried stays as it is"
+
+    def test_what_becomes_of_published_events_is_passed_on(self) -> None:
+        delete = Rules(Fixed(), 5, OnDead.SKIP, keep_published=False)
+        event = make_event()
+        assert not plan_turn([event], [PUBLISHED], (), delete).keep_published
+        assert not plan_key_run(KeyRun("k", Aside.RETRY, [event]), [PUBLISHED], delete).keep_published
+        assert not plan_claims([event], [PUBLISHED], delete)[0].keep_published
+
+    def test_a_publisher_that_forgets_an_outcome_is_found_out(self) -> None:
+        with pytest.raises(ValueError, match="argument 2 is shorter"):
+            plan_turn([make_event(), make_event()], [PUBLISHED], (), rules())
+
+
+class TestKeyRun:
+    def run(self, *outcomes: Outcome, policy: OnDead = OnDead.SKIP, attempts: int = 1) -> tuple[KeyRun, Settlement]:
+        run = KeyRun("k", Aside.RETRY, [make_event(key="k", attempts=attempts) for _ in outcomes])
+        return run, plan_key_run(run, outcomes, rules(policy))
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_a_key_whose_run_succeeds_may_be_released(self, policy: OnDead) -> None:
+        run, planned = self.run(PUBLISHED, PUBLISHED, policy=policy)
+        assert planned == Settlement(published=run.events, release=["k"])
+
+    def test_a_key_with_nothing_left_may_be_released(self) -> None:
+        assert self.run()[1] == Settlement(published=[], release=["k"])
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    @pytest.mark.parametrize("outcome", [UNTRIED, outage("refused")])
+    def test_untried_and_outage_keep_the_key_due(self, policy: OnDead, outcome: Outcome) -> None:
+        run, planned = self.run(PUBLISHED, outcome, UNTRIED, policy=policy)
+        assert planned == Settlement(published=run.events[:1])
+        assert not self.run(outcome, UNTRIED, policy=policy)[1]
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    @pytest.mark.parametrize(("charged", "attempts"), [(True, 2), (False, 1)])
+    def test_a_new_failure_sets_the_instant_of_the_key(self, policy: OnDead, charged: bool, attempts: int) -> None:
+        run, planned = self.run(PUBLISHED, retry("busy", charged=charged), UNTRIED, policy=policy)
+        assert planned.published == run.events[:1]
+        assert planned.failed == [Failure(run.events[1], "busy", attempts, None)]
+        assert planned.aside == {"k": KeyAside(Aside.RETRY, 5.0)}
+        assert not (planned.dead or planned.release)
+
+    @pytest.mark.parametrize(
+        ("policy", "aside"),
+        [
+            (OnDead.SKIP, KeyAside(Aside.RETRY, 0.0)),
+            (OnDead.BLOCK, KeyAside(Aside.BLOCKED, None)),
+            (OnDead.PARK, KeyAside(Aside.PARKED, 0.0)),
+        ],
+    )
+    @pytest.mark.parametrize(("outcome", "attempts"), [(rejected("bad"), 1), (retry("busy"), 2)])
+    def test_a_death_follows_the_policy(
+        self, policy: OnDead, aside: KeyAside, outcome: Outcome, attempts: int
+    ) -> None:
+        run, planned = self.run(PUBLISHED, outcome, UNTRIED, policy=policy, attempts=attempts)
+        assert planned.published == run.events[:1]
+        assert planned.dead == [Failure(run.events[1], outcome.error or "", attempts + 1)]
+        assert planned.aside == {"k": aside}
+        assert not planned.failed
+
+    def test_what_follows_in_a_parked_key_is_buried_until_nothing_is_left(self) -> None:
+        events = [make_event(key="k", attempts=n) for n in (2, 0)]
+        planned = plan_key_run(KeyRun("k", Aside.PARKED, events), (), rules(OnDead.PARK))
+        assert planned.dead == [Failure(events[0], PARKED, 2), Failure(events[1], PARKED, 0)], "nothing is charged"
+        assert planned.aside == {"k": KeyAside(Aside.PARKED, 0.0)}
+        empty = plan_key_run(KeyRun("k", Aside.PARKED, []), (), rules(OnDead.PARK))
+        assert empty.aside == {"k": KeyAside(Aside.PARKED, None)}
+
+
+class TestClaims:
+    def test_each_event_is_settled_by_itself(self) -> None:
+        ok, busy, last, bad, stopped, down, blameless = [
+            make_event(attempts=n, max_attempts=3) for n in (1, 1, 3, 1, 1, 1, 3)
+        ]
+        outcomes = [
+            PUBLISHED,
+            retry("busy"),
+            retry("busy"),
+            rejected("bad"),
+            UNTRIED,
+            outage("refused"),
+            retry("stuck", charged=False),
+        ]
+        planned, back = plan_claims([ok, busy, last, bad, stopped, down, blameless], outcomes, rules(max_attempts=9))
+        assert planned.published == [ok]
+        assert planned.failed == [Failure(busy, "busy", 1, 5.0), Failure(blameless, "stuck", 2, 5.0)]
+        assert planned.dead == [Failure(last, "busy", 3), Failure(bad, "bad", 1)]
+        assert back == [stopped, down], "given back uncharged"
+        assert not (planned.aside or planned.held or planned.release)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", None]),
+            st.sampled_from([PUBLISHED, UNTRIED, retry("r"), rejected("x"), retry("u", charged=False), outage("o")]),
+            st.integers(0, 4),
+        )
+    ),
+    st.sampled_from(POLICIES),
+)
+def test_no_event_is_planned_twice_and_none_untried_is_planned(
+    batch: list[tuple[str | None, Outcome, int]], policy: OnDead
+) -> None:
+    events = [make_event(key=key, attempts=attempts) for key, _, attempts in batch]
+    outcomes = [outcome for _, outcome, _ in batch]
+    planned = plan_turn(events, outcomes, (), rules(policy))
+    named = [*planned.published, *(failure.event for failure in (*planned.failed, *planned.dead))]
+    assert len({event.id for event in named}) == len(named)
+    told = [event for event, outcome in zip(events, outcomes, strict=True) if outcome.result != UNTRIED.result]
+    assert {event.id for event in named} == {event.id for event in told}
+    for failure in planned.failed:
+        assert (failure.event.key in planned.aside) == (failure.event.key is not None)

@@ -1,0 +1,292 @@
+"""The pure core against a model of a store: whatever happens, nothing is lost and no key is overtaken."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pillarbox.conformance.events import make_event
+from pillarbox.event import Event, Mode, Status, may_move
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Result, outage, rejected, retry
+from pillarbox.relay import Fixed, OnDead
+from pillarbox.relay.plan import PARKED, Rules, plan_key_run, plan_turn, split
+from pillarbox.store import Aside, Failure, KeyRun, Settlement
+
+KEYS = ("a", "b", "c")
+MAX_ATTEMPTS = 3
+OUTCOMES = {
+    "published": PUBLISHED,
+    "retry": retry("busy"),
+    "uncharged": retry("stuck", charged=False),
+    "rejected": rejected("bad"),
+    "untried": UNTRIED,
+    "outage": outage("refused"),
+}
+
+
+@dataclass
+class Row:
+    event: Event
+    status: Status = Status.PENDING
+    attempts: int = 0
+    due_at: float | None = None
+
+
+@dataclass
+class AsideRow:
+    mode: Aside
+    due_at: float | None
+
+
+class ModelStore:
+    """One shard, as the contract describes it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.rows: dict[UUID, Row] = {}
+        self.keys: dict[str, AsideRow] = {}
+        self.discarded: set[UUID] = set()
+
+    def move(self, row: Row, target: Status) -> None:
+        assert may_move(Mode.ORDERED, row.status, target), f"{row.status} -> {target} is not legal"
+        row.status = target
+
+    def waiting(self, *statuses: Status, key: str | None = None) -> list[Row]:
+        rows = [row for row in self.rows.values() if row.status in statuses and key in (None, row.event.key)]
+        return sorted(rows, key=lambda row: row.event.seq)
+
+    def give(self, rows: Sequence[Row]) -> list[Event]:
+        return [row.event._replace(attempts=row.attempts, status=row.status) for row in rows]
+
+    def add(self, event: Event) -> None:
+        self.rows[event.id] = Row(event)
+
+    def read(self, limit: int) -> list[Event]:
+        return self.give(self.waiting(Status.PENDING)[:limit])
+
+    def read_due(self, limit: int) -> KeyRun | None:
+        due = [key for key, row in self.keys.items() if row.due_at is not None and row.due_at <= self.now]
+        if not due:
+            return None
+        rows = self.waiting(Status.FAILED, Status.HELD, key=due[0])
+        return KeyRun(due[0], self.keys[due[0]].mode, self.give(rows[:limit]))
+
+    def promote(self) -> None:
+        for row in self.waiting(Status.FAILED):
+            if row.due_at is not None and row.due_at <= self.now:
+                self.move(row, Status.PENDING)
+                row.due_at = None
+
+    def bury(self, failure: Failure) -> None:
+        row = self.rows[failure.event.id]
+        self.move(row, Status.DEAD)
+        row.attempts = failure.attempts
+
+    def settle(self, settlement: Settlement) -> None:
+        modes = {key: row.mode for key, row in self.keys.items()}
+        for event in settlement.published:
+            self.move(self.rows[event.id], Status.PUBLISHED)
+            self.rows[event.id].attempts += 1
+        for failure in settlement.failed:
+            row = self.rows[failure.event.id]
+            self.move(row, Status.FAILED)
+            row.attempts = failure.attempts
+            row.due_at = None if failure.delay is None else self.now + failure.delay
+        for failure in settlement.dead:
+            self.bury(failure)
+        for event in settlement.held:
+            assert event.key is not None
+            if modes.get(event.key) is Aside.PARKED:
+                self.bury(Failure(event, PARKED, event.attempts))
+            elif event.key in modes:
+                self.move(self.rows[event.id], Status.HELD)
+        for key, (mode, delay) in settlement.aside.items():
+            self.keys[key] = AsideRow(mode, None if delay is None else self.now + delay)
+        for key in settlement.release:
+            if self.keys[key].mode is Aside.RETRY and not self.waiting(Status.FAILED, Status.HELD, key=key):
+                del self.keys[key]
+
+    def replay(self, row: Row) -> None:
+        key = row.event.key
+        self.move(row, Status.FAILED if key in self.keys else Status.PENDING)
+        row.attempts = 0
+        self._free(row)
+
+    def discard(self, row: Row) -> None:
+        self.discarded.add(row.event.id)
+        del self.rows[row.event.id]
+        self._free(row)
+
+    def _free(self, row: Row) -> None:
+        key = row.event.key
+        before = [dead for dead in self.waiting(Status.DEAD, key=key) if dead.event.seq < row.event.seq]
+        if key in self.keys and (self.keys[key].mode is Aside.RETRY or not before):
+            self.keys[key] = AsideRow(Aside.RETRY, self.now)
+
+
+class Destination:
+    """Answers at random, and keeps the prefix of each key."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Event] = []
+
+    def publish(self, events: Sequence[Event], answers: Sequence[str], *, down: bool) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        broken: set[str] = set()
+        for event, answer in zip(events, answers, strict=False):
+            outcome = OUTCOMES["outage" if down else answer]
+            if event.key in broken:
+                outcome = UNTRIED
+            if outcome.result is Result.PUBLISHED:
+                self.deliveries.append(event)
+            elif event.key is not None:
+                broken.add(event.key)
+            outcomes.append(outcome)
+        return outcomes
+
+
+answers = st.lists(
+    st.sampled_from(["published"] * 6 + ["retry", "retry", "uncharged", "rejected", "untried", "outage"]),
+    min_size=12,
+    max_size=12,
+)
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """One shard of one stream, its worker, its operator and its destination."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = ModelStore()
+        self.destination = Destination()
+        self.written: dict[UUID, int] = {}
+        self.charges: dict[UUID, int] = {}
+        self.replayed: set[UUID] = set()
+        self.down = False
+
+    @initialize(policy=st.sampled_from(list(OnDead)), delay=st.sampled_from([0.0, 5.0]))
+    def choose(self, policy: OnDead, delay: float) -> None:
+        self.rules = Rules(Fixed(delay), MAX_ATTEMPTS, policy)
+
+    @rule(key=st.sampled_from([*KEYS, None]))
+    def write(self, key: str | None) -> None:
+        event = make_event(key=key, seq=len(self.written) + 1)
+        self.written[event.id] = event.seq
+        self.charges[event.id] = 0
+        self.store.add(event)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0]))
+    def tick(self, seconds: float) -> None:
+        self.store.now += seconds
+        self.store.promote()
+
+    @rule()
+    def toggle_outage(self) -> None:
+        self.down = not self.down
+
+    @rule(answers=answers, limit=st.integers(1, 12), crash=st.booleans(), crashes=st.integers(0, 3))
+    def turn(self, answers: list[str], limit: int, crash: bool, crashes: int) -> None:
+        """Read, publish and settle; a worker that crashes between the last two has published and says nothing."""
+        crash = crash and crashes == 0
+        aside = set(self.store.keys)
+        run = self.store.read_due(limit)
+        if run is not None:
+            outcomes = self._publish(run.events if run.mode is Aside.RETRY else [], answers)
+            if crash:
+                return
+            self._settle(run.events, outcomes, plan_key_run(run, outcomes, self.rules))
+            aside = set(self.store.keys)
+        free, held = split(self.store.read(limit), aside)
+        outcomes = self._publish(free, answers)
+        if not crash:
+            self._settle(free, outcomes, plan_turn(free, outcomes, held, self.rules))
+
+    def _publish(self, events: Sequence[Event], answers: Sequence[str]) -> list[Outcome]:
+        assert len(events) <= len(answers)
+        return self.destination.publish(events, answers, down=self.down)
+
+    def _settle(self, events: Sequence[Event], outcomes: Sequence[Outcome], settlement: Settlement) -> None:
+        for event, outcome in zip(events, outcomes, strict=False):
+            judged = outcome.result in (Result.PUBLISHED, Result.REJECTED, Result.RETRY)
+            self.charges[event.id] += judged and outcome.charged
+        self.store.settle(settlement)
+
+    @precondition(lambda self: self.store.waiting(Status.DEAD))
+    @rule(data=st.data(), replay=st.booleans())
+    def operate(self, data: st.DataObject, replay: bool) -> None:
+        dead = self.store.waiting(Status.DEAD)
+        row = dead[data.draw(st.integers(0, len(dead) - 1))]
+        if replay:
+            self.replayed.add(row.event.id)
+            self.charges[row.event.id] = 0
+            self.store.replay(row)
+        else:
+            self.store.discard(row)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        assert self.written.keys() == self.store.rows.keys() | self.store.discarded
+        delivered = {event.id for event in self.destination.deliveries}
+        for row in self.store.rows.values():
+            assert row.status is not Status.PUBLISHED or row.event.id in delivered
+
+    @invariant()
+    def no_key_is_overtaken(self) -> None:
+        """First deliveries of a key grow; what they pass over is dead, or was brought back by an operator."""
+        for key in KEYS:
+            first = list(dict.fromkeys(event.id for event in self.destination.deliveries if event.key == key))
+            in_order = [self.written[each] for each in first if each not in self.replayed]
+            assert in_order == sorted(in_order)
+            for row in self.store.rows.values():
+                behind = in_order and row.event.key == key and row.event.seq < in_order[-1]
+                if behind and row.event.id not in first and row.event.id not in self.replayed:
+                    assert row.status is Status.DEAD, f"{row} was passed over by {in_order[-1]}"
+
+    @invariant()
+    def only_what_is_charged_counts(self) -> None:
+        for row in self.store.rows.values():
+            assert row.attempts == self.charges[row.event.id]
+            if row.status is not Status.PUBLISHED:
+                assert row.attempts <= MAX_ATTEMPTS
+
+    @invariant()
+    def what_is_held_belongs_to_a_key_that_is_set_aside(self) -> None:
+        for row in self.store.waiting(Status.HELD):
+            assert row.event.key in self.store.keys
+        for row in self.store.waiting(Status.FAILED):
+            assert (row.due_at is None) == (row.event.key is not None)
+            assert row.event.key is None or row.event.key in self.store.keys
+
+    @invariant()
+    def a_key_that_is_retried_comes_due(self) -> None:
+        for row in self.store.keys.values():
+            assert row.mode is not Aside.RETRY or row.due_at is not None
+
+    @invariant()
+    def only_the_policy_of_the_stream_sets_keys_aside_for_good(self) -> None:
+        if self.store.keys:
+            legal = {OnDead.SKIP: set(), OnDead.BLOCK: {Aside.BLOCKED}, OnDead.PARK: {Aside.PARKED}}
+            modes = {row.mode for row in self.store.keys.values()}
+            assert modes <= legal[self.rules.on_dead] | {Aside.RETRY}
+
+    def teardown(self) -> None:
+        """With everything well again it comes to rest: all is published, dead, or behind a key that is blocked."""
+        self.down = False
+        for _ in range(4 * len(self.written) + 8):
+            self.store.now += 10
+            self.store.promote()
+            self.turn(["published"] * 12, 12, False, 1)
+        blocked = {key for key, row in self.store.keys.items() if row.mode is not Aside.RETRY}
+        for row in self.store.rows.values():
+            settled = row.status in (Status.PUBLISHED, Status.DEAD)
+            assert settled or row.event.key in blocked, f"{row} waits for ever"
+        assert self.store.keys.keys() == blocked, "a key is set aside and nothing of it waits"
+        self.nothing_is_lost()
+        self.no_key_is_overtaken()
+
+
+TestPolicyMachine = PolicyMachine.TestCase
+TestPolicyMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
