@@ -34,7 +34,8 @@ _MOVES: Final[Mapping[Mode, Mapping[Status, frozenset[Status]]]] = {
     Mode.ORDERED: {
         Status.SCHEDULED: frozenset({Status.PENDING}),
         Status.PENDING: frozenset({Status.PUBLISHED, Status.FAILED, Status.HELD, Status.DEAD}),
-        Status.FAILED: frozenset({Status.PUBLISHED, Status.FAILED, Status.DEAD}),
+        # To pending: a failed event without a key, when its instant has come.
+        Status.FAILED: frozenset({Status.PUBLISHED, Status.FAILED, Status.DEAD, Status.PENDING}),
         Status.HELD: frozenset({Status.PUBLISHED, Status.FAILED, Status.DEAD}),
         Status.DEAD: frozenset({Status.PENDING, Status.FAILED}),  # an operator's replay
         Status.PUBLISHED: frozenset({Status.PENDING, Status.FAILED}),  # an operator's replay

@@ -82,6 +82,7 @@ class KeyAside(NamedTuple):
 
     mode: Aside
     delay: float | None
+    dead_head: UUID | None = None  # blocked and parked: the event whose fate an operator has to decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ class KeyRun(NamedTuple):
     key: str
     mode: Aside
     events: Sequence[Event]
+    dead_head: UUID | None = None
 
 
 class DeadLetter(NamedTuple):

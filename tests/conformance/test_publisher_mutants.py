@@ -60,9 +60,7 @@ class MixesUpOutcomes(Healthy):
 
 class GoesOnAfterAFailure(Healthy):
     async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return [
-            outcome for event in events for outcome in await super(GoesOnAfterAFailure, self).publish([event])
-        ]
+        return [outcome for event in events for outcome in await super(GoesOnAfterAFailure, self).publish([event])]
 
 
 class GoesOnAfterAFailureInSecret(Healthy):

@@ -198,7 +198,7 @@ class ClaimsInTwoSteps(Broken):
         found = [row[0] for row in rows]
         await self._db.execute(self._sql["claim"], ids=found, worker=worker, seconds=seconds)
         rows = await self._db.fetch(self._sql["claimed"], ids=found)
-        return [Claim(self._event(row), row[21]) for row in rows]
+        return [Claim(self._event(row, stream, Status.PROCESSING), row[19]) for row in rows]
 
 
 class RenewsInWordsOnly(Broken):

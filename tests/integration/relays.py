@@ -20,6 +20,7 @@ from pillarbox.conformance.events import make_event
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event, Status, key_hash
 from pillarbox.publisher import PUBLISHED, Outcome, PublisherFeatures
+from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed, Relay, Stream
 from pillarbox.store import Store
 from pillarbox.stores.postgres import PostgresStore
@@ -134,9 +135,16 @@ async def counts(store: Store, name: str = STREAM) -> dict[Status, int]:
     return {status: n for status, n in (await store.count(name)).items() if n}
 
 
-async def settled(store: Store, wanted: dict[Status, int], name: str = STREAM) -> None:
+async def settled(store: Store, wanted: dict[Status, int], name: str = STREAM, seconds: float = WAIT) -> None:
     """Until the stream has exactly these."""
-    await eventually(lambda: counts(store, name), lambda found: found == wanted)
+
+    async def ask() -> dict[Status, int]:
+        try:
+            return await counts(store, name)
+        except StoreDown:
+            return {}  # a test may have taken the database away
+
+    await eventually(ask, lambda found: found == wanted, seconds)
 
 
 async def query(store: SqlStore, text: str, **values: Any) -> list[Any]:
@@ -171,12 +179,18 @@ def cut(store: SqlStore, patch: pytest.MonkeyPatch) -> None:
 
     @asynccontextmanager
     async def no_transaction() -> AsyncIterator[Any]:
-        raise StoreDown("cut off")
-        yield
+        yield await unreachable()
 
     for name in ("fetch", "execute", "execute_many"):
         patch.setattr(store._db, name, unreachable)
     patch.setattr(store._db, "transaction", no_transaction)
+
+
+class Shared(MemoryPublisher):
+    """A destination that several relays publish to: it stays open when one of them stops."""
+
+    async def close(self) -> None:
+        """Its relays come and go."""
 
 
 class Gate:
@@ -210,7 +224,8 @@ class RelayProcess:
     """A relay in a process of its own, which writes what it publishes into a ledger."""
 
     def __init__(self, store: SqlStore, ledger: Path, **settings: Any) -> None:
-        kind, place = ("sqlite", store._db.path) if isinstance(store, SqliteStore) else ("postgres", store._database._url)  # type: ignore[attr-defined]
+        database: Any = store._db
+        kind, place = ("sqlite", database.path) if isinstance(store, SqliteStore) else ("postgres", database._url)
         self.ledger = ledger
         self._order = json.dumps(
             {

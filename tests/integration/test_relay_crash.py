@@ -115,10 +115,11 @@ async def crash_until_dead(
         one = RelayProcess(store, book, **settings).start()
         processes.append(one)
 
-        async def look(one: RelayProcess = one) -> bool:
-            return not one.running or await counts(store) == wanted
+        async def look(one: RelayProcess = one) -> object:
+            found = await counts(store)
+            return None if found == wanted or not one.running else found
 
-        await eventually(look, seconds=30)
+        await eventually(look, lambda found: found is None)
         if one.running:
             one.send(signal.SIGTERM)
             assert await one.ended() == 0
@@ -159,9 +160,7 @@ async def test_innocent_events_do_not_die_of_their_neighbour(
     poison_key, *keys = [key_of(shard) for shard in range(4)]
     await store.add([*numbered(poison_key, 1, type="poison"), *mixed(keys, 30)])
     wanted = {Status.PUBLISHED: 90, Status.DEAD: 1}
-    await crash_until_dead(
-        store, book, processes, wanted, max_attempts=1, lease_seconds=0.5, seconds_per_event=0.05
-    )
+    await crash_until_dead(store, book, processes, wanted, max_attempts=1, lease_seconds=0.5, seconds_per_event=0.05)
     assert ledger_by_key(ledger(book)) == in_order(keys, 30)
 
 

@@ -235,7 +235,9 @@ async def test_a_settle_whose_reply_is_lost_makes_no_copy(
     assert deaf.lost > 5
     assert by_key(to.deliveries) == in_order(KEYS, 20)
     if keep:
-        assert sorted(set(await query(store, "SELECT attempts FROM {event}"))) == [(1,), (2,)], "nothing is charged twice"
+        assert sorted(set(await query(store, "SELECT attempts FROM {event}"))) == [(1,), (2,)], (
+            "nothing is charged twice"
+        )
 
 
 async def test_a_settle_of_a_queue_whose_reply_is_lost_makes_no_copy(

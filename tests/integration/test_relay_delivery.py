@@ -60,7 +60,9 @@ async def test_an_event_arrives_as_it_was_written(outbox: Outbox, store: SqlStor
         schema_id="s",
         schema_version="2",
     )
-    event = event._replace(payload=b'{"n": 1, "raw": "\x00\xff"}', occurred_at=datetime(2026, 1, 2, 3, 4, 5, 678000, UTC))
+    event = event._replace(
+        payload=b'{"n": 1, "raw": "\x00\xff"}', occurred_at=datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)
+    )
     await store.add([event])
     async with relay(outbox(), stream(to)):
         (arrived,) = await to.wait_for(1)
@@ -200,11 +202,14 @@ async def test_a_rolled_back_event_is_never_published(outbox: Outbox, store: Sql
     class Regret(Exception):
         pass
 
+    async def write_and_regret() -> None:
+        async with store.transaction() as tx:
+            await store.add(numbered("k", 3), tx)
+            raise Regret
+
     async with relay(outbox(), stream(to)):
         with pytest.raises(Regret):
-            async with store.transaction() as tx:
-                await store.add(numbered("k", 3), tx)
-                raise Regret
+            await write_and_regret()
         await store.add(numbered("k", 1, first=4))
         await to.wait_for(1)
         await settled(store, {Status.PUBLISHED: 1})

@@ -101,7 +101,9 @@ async def test_rescue_takes_from_the_dead_and_from_those_that_hang(outbox: Outbo
     for event_id in expired:
         await execute(store, "UPDATE {event} SET lease_until = {later:past} WHERE id = :id", id=event_id, past=-5.0)
     hanging = str(claims[3].event.id)
-    await execute(store, "UPDATE {event} SET processing_started_at = {later:past} WHERE id = :id", id=hanging, past=-700.0)
+    await execute(
+        store, "UPDATE {event} SET processing_started_at = {later:past} WHERE id = :id", id=hanging, past=-700.0
+    )
     assert await Rescue(store, STREAM, batch=2).run_once() == Rescued(4, 0)
     assert await Rescue(store, "other").run_once() == Rescued(0, 0)
     assert await counts(store) == {Status.PROCESSING: 8, Status.FAILED: 4}

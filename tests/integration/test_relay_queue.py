@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from pillarbox.conformance.events import make_event
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event, Status
-from pillarbox.publisher import PUBLISHED, Outcome, outage, rejected, retry
+from pillarbox.publisher import PUBLISHED, Outcome, rejected, retry
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed, Stream
-from pillarbox.store import Settlement
+from pillarbox.store import Claim, Settlement
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
     LEASE,
@@ -33,8 +34,8 @@ from tests.integration.relays import (
 pytestmark = pytest.mark.asyncio
 
 
-def queue(to: object, **settings: object) -> Stream:
-    return stream(to, **{"mode": "queue", "lease_seconds": LEASE, **settings})
+def queue(to: object, **settings: Any) -> Stream:
+    return stream(to, STREAM, **{"mode": "queue", "lease_seconds": LEASE, **settings})
 
 
 def jobs(count: int, **fields: object) -> list[Event]:
@@ -186,8 +187,10 @@ async def test_the_circuit_recovers_when_its_probe_finds_nothing(
             return await claim(*arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(own, "claim", spoil)
-        to.fail_next(outage("refused"))
+        to.down()
         await store.add(jobs(3))
+        await until(lambda: worker.breaker.seconds_left(0.0) > 0)
+        to.up()
         await to.wait_for(3)
     assert spoilt == 1
 
@@ -196,7 +199,7 @@ async def test_work_of_a_dead_worker_is_rescued(outbox: Outbox, store: SqlStore)
     events = jobs(3)
     await store.add(events)
     await store.join(STREAM, "dead", LEASE)
-    claimed = []
+    claimed: list[Claim] = []
     for shard in range(4):
         claimed += await store.claim(STREAM, shard, "dead", 10, -1.0)
     assert len(claimed) == 3
@@ -261,7 +264,7 @@ async def test_a_stale_claim_is_refused_after_a_replay_too(outbox: Outbox, store
     (event,) = jobs(1)
     await store.add([event])
 
-    async def claim(worker: str, seconds: float = 60.0) -> list[object]:
+    async def claim(worker: str, seconds: float = 60.0) -> list[Claim]:
         return [each for shard in range(4) for each in await store.claim(STREAM, shard, worker, 10, seconds)]
 
     (stale,) = await claim("ann", -1.0)
@@ -270,7 +273,7 @@ async def test_a_stale_claim_is_refused_after_a_replay_too(outbox: Outbox, store
     assert (await store.rescue(STREAM, 600, 1, 100)).dead == 1
     await store.replay([event.id], "olga")
     (fresh,) = await claim("cid")
-    refused = await store.settle_claims([stale], Settlement(published=[event]))  # type: ignore[list-item]
+    refused = await store.settle_claims([stale], Settlement(published=[event]))
     assert refused == 1, "ann's token is older than the replay"
     assert await counts(store) == {Status.PROCESSING: 1}
     assert fresh

@@ -6,6 +6,7 @@ import pytest
 
 from pillarbox.event import Status
 from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.store import Failure, Settlement
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import STREAM, Outbox, by_key, eventually, numbered, query, relay, settled, stream, until
 
@@ -126,8 +127,6 @@ async def test_a_replay_is_found_in_every_stream_however_busy_another_is(pg: Out
     letter = None
     for grant in grants["quiet"]:
         for event in await reader.read(grant, 100, 10**6):
-            from pillarbox.store import Failure, Settlement
-
             if event.id == events[0].id:
                 letter = event
                 await reader.settle(grant, Settlement(dead=[Failure(event, "bad", 1)]))

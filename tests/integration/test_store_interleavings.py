@@ -315,7 +315,7 @@ class TestPostgresInterleavings(StoreSetup):
         self, ann: PostgresStore, bob: PostgresStore
     ) -> None:
         grant, key, dead, last = await self._dead_and_waiting(ann)
-        blocks = Settlement(dead=[Failure(last, "refused", 2)], aside={key: KeyAside(Aside.BLOCKED, None)})
+        blocks = Settlement(dead=[Failure(last, "refused", 2)], aside={key: KeyAside(Aside.BLOCKED, None, last.id)})
         async with self.holding_audit(bob):
             replay = await self.blocked(bob, bob.replay([dead.id], "olga"))
             settle = await self.blocked(bob, ann.settle(grant, blocks))

@@ -99,9 +99,7 @@ def test_an_own_header_cannot_pose_as_the_identity() -> None:
 def test_the_header_builder_can_be_extended_and_replaced() -> None:
     extended = raw(lambda event: [*default_headers(event), ("x", b"y")])(an_event())
     assert extended.headers == [*default_headers(an_event()), ("x", b"y")]
-    assert raw(lambda event: [("only", event.type.encode())])(an_event()).headers == [
-        ("only", b"order.created")
-    ]
+    assert raw(lambda event: [("only", event.type.encode())])(an_event()).headers == [("only", b"order.created")]
 
 
 def test_raw_delivers_the_payload_byte_for_byte() -> None:
@@ -124,9 +122,7 @@ def test_legacy_splices_the_payload_untouched() -> None:
     assert ("event_type", b"order.created") in message.headers
 
 
-@pytest.mark.parametrize(
-    "content_type", ["application/avro", "application/json; charset=utf-16", "text/plain"]
-)
+@pytest.mark.parametrize("content_type", ["application/avro", "application/json; charset=utf-16", "text/plain"])
 def test_legacy_puts_what_is_not_json_into_another_field(content_type: str) -> None:
     document = json.loads(legacy()(an_event(content_type=content_type, payload=b"\x00\xff")).value or b"")
     assert list(document) == ["_id", "payload_base64", "created_at"]

@@ -81,9 +81,7 @@ class TestRegistry:
     def test_a_second_handler_for_a_type_is_refused(self) -> None:
         handlers = Handlers()
         handlers.on("a", "b")(print)
-        with pytest.raises(
-            ConfigError, match=r"'b' has the handler print already.*its own Handlers\(\) and stream"
-        ):
+        with pytest.raises(ConfigError, match=r"'b' has the handler print already.*its own Handlers\(\) and stream"):
             handlers.on("c", "b")(repr)
         handlers.on("c")(repr)
 
@@ -233,9 +231,7 @@ class TestOutcomes:
 
     @pytest.mark.asyncio
     @pytest.mark.parametrize("quote", [bytes.decode, repr, json.loads, lambda p: repr(p.decode())])
-    async def test_an_error_never_quotes_the_payload(
-        self, kind: Any, quote: Callable[[bytes], object]
-    ) -> None:
+    async def test_an_error_never_quotes_the_payload(self, kind: Any, quote: Callable[[bytes], object]) -> None:
         event = make_event(payload=b'{"card": "4111 1111"}')
         outcome = await outcome_of(kind(raising(ValueError(f"bad card in {quote(event.payload)}"))), event)
         assert outcome.error == "ValueError: bad card in [payload]"
@@ -347,9 +343,7 @@ class TestTimeouts:
         assert ends == ["cancelled"]
 
     @pytest.mark.asyncio
-    async def test_an_async_handler_that_ignores_its_cancellation(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_an_async_handler_that_ignores_its_cancellation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(handlers_module, "_CANCEL_SECONDS", 0.01)
         finish, finished = asyncio.Event(), asyncio.Event()
 

@@ -12,9 +12,8 @@ from pillarbox.store import Aside, Failure, KeyAside, KeyRun, Settlement
 
 POLICIES = list(OnDead)
 ASIDE = {
-    OnDead.SKIP: {},
-    OnDead.BLOCK: {"k": KeyAside(Aside.BLOCKED, None)},
-    OnDead.PARK: {"k": KeyAside(Aside.PARKED, None)},
+    OnDead.BLOCK: Aside.BLOCKED,
+    OnDead.PARK: Aside.PARKED,
 }
 
 
@@ -22,8 +21,8 @@ def rules(on_dead: OnDead = OnDead.SKIP, *, max_attempts: int = 3, retry: Retry 
     return Rules(retry, max_attempts, on_dead)
 
 
-def turn(event: Event, outcome: Outcome, on_dead: OnDead = OnDead.SKIP, **options: int) -> Settlement:
-    return plan_turn([event], [outcome], (), rules(on_dead, **options))
+def turn(event: Event, outcome: Outcome, on_dead: OnDead = OnDead.SKIP, max_attempts: int = 3) -> Settlement:
+    return plan_turn([event], [outcome], (), rules(on_dead, max_attempts=max_attempts))
 
 
 class TestJudge:
@@ -57,7 +56,12 @@ class TestJudge:
 
     def test_the_policy_is_asked_with_the_attempts_so_far(self) -> None:
         asked: list[int] = []
-        policy = rules(max_attempts=9, retry=lambda attempts: asked.append(attempts) or 1.0)
+
+        def note(attempts: int) -> float:
+            asked.append(attempts)
+            return 1.0
+
+        policy = rules(max_attempts=9, retry=note)
         policy.judge(make_event(attempts=3), retry("busy"))
         policy.judge(make_event(attempts=0), retry("stuck", charged=False))
         assert asked == [4, 1], "never with 0"
@@ -94,7 +98,7 @@ class TestTurn:
     @pytest.mark.parametrize("policy", POLICIES)
     def test_published(self, policy: OnDead) -> None:
         event = make_event(key="k")
-        assert turn(event, PUBLISHED, policy) == Settlement(published=[event], failed=[], dead=[])
+        assert turn(event, PUBLISHED, policy) == Settlement(published=[event])
 
     @pytest.mark.parametrize("policy", POLICIES)
     @pytest.mark.parametrize("outcome", [UNTRIED, outage("refused")])
@@ -108,7 +112,7 @@ class TestTurn:
         planned = turn(event, retry("busy", charged=charged), policy)
         assert planned.failed == [Failure(event, "busy", attempts, None)], "the instant stands with the key alone"
         assert planned.aside == {"k": KeyAside(Aside.RETRY, 5.0)}
-        assert not (planned.published or planned.dead or planned.held or planned.release)
+        assert not any((planned.published, planned.dead, planned.held, planned.release))
 
     @pytest.mark.parametrize("policy", POLICIES)
     @pytest.mark.parametrize(("outcome", "attempts"), [(rejected("bad"), 0), (retry("busy"), 2)])
@@ -116,8 +120,9 @@ class TestTurn:
         event = make_event(key="k", attempts=attempts)
         planned = turn(event, outcome, policy)
         assert planned.dead == [Failure(event, outcome.error or "", attempts + 1)]
-        assert planned.aside == ASIDE[policy]
-        assert not (planned.published or planned.failed or planned.held or planned.release)
+        aside = {} if policy is OnDead.SKIP else {"k": KeyAside(ASIDE[policy], None, event.id)}
+        assert planned.aside == aside
+        assert not any((planned.published, planned.failed, planned.held, planned.release))
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_an_event_without_key_waits_by_itself(self, policy: OnDead) -> None:
@@ -136,7 +141,7 @@ class TestTurn:
         assert [failure.event for failure in planned.failed] == [busy]
         assert [failure.event for failure in planned.dead] == [bad]
         assert planned.held == [held]
-        assert planned.aside == {"busy": KeyAside(Aside.RETRY, 5.0), "bad": KeyAside(Aside.BLOCKED, None)}
+        assert planned.aside == {"busy": KeyAside(Aside.RETRY, 5.0), "bad": KeyAside(Aside.BLOCKED, None, bad.id)}
         named = [*planned.published, *planned.held, *(failure.event for failure in (*planned.failed, *planned.dead))]
         assert behind not in named, "what was not tried stays as it is"
 
@@ -179,33 +184,31 @@ class TestKeyRun:
         assert planned.published == run.events[:1]
         assert planned.failed == [Failure(run.events[1], "busy", attempts, None)]
         assert planned.aside == {"k": KeyAside(Aside.RETRY, 5.0)}
-        assert not (planned.dead or planned.release)
+        assert not any((planned.dead, planned.release))
 
     @pytest.mark.parametrize(
-        ("policy", "aside"),
-        [
-            (OnDead.SKIP, KeyAside(Aside.RETRY, 0.0)),
-            (OnDead.BLOCK, KeyAside(Aside.BLOCKED, None)),
-            (OnDead.PARK, KeyAside(Aside.PARKED, 0.0)),
-        ],
+        ("policy", "mode", "delay"),
+        [(OnDead.SKIP, Aside.RETRY, 0.0), (OnDead.BLOCK, Aside.BLOCKED, None), (OnDead.PARK, Aside.PARKED, 0.0)],
     )
     @pytest.mark.parametrize(("outcome", "attempts"), [(rejected("bad"), 1), (retry("busy"), 2)])
     def test_a_death_follows_the_policy(
-        self, policy: OnDead, aside: KeyAside, outcome: Outcome, attempts: int
+        self, policy: OnDead, mode: Aside, delay: float | None, outcome: Outcome, attempts: int
     ) -> None:
         run, planned = self.run(PUBLISHED, outcome, UNTRIED, policy=policy, attempts=attempts)
         assert planned.published == run.events[:1]
         assert planned.dead == [Failure(run.events[1], outcome.error or "", attempts + 1)]
-        assert planned.aside == {"k": aside}
+        head = None if policy is OnDead.SKIP else run.events[1].id
+        assert planned.aside == {"k": KeyAside(mode, delay, head)}
         assert not planned.failed
 
     def test_what_follows_in_a_parked_key_is_buried_until_nothing_is_left(self) -> None:
         events = [make_event(key="k", attempts=n) for n in (2, 0)]
-        planned = plan_key_run(KeyRun("k", Aside.PARKED, events), (), rules(OnDead.PARK))
+        head = make_event(key="k").id
+        planned = plan_key_run(KeyRun("k", Aside.PARKED, events, head), (), rules(OnDead.PARK))
         assert planned.dead == [Failure(events[0], PARKED, 2), Failure(events[1], PARKED, 0)], "nothing is charged"
-        assert planned.aside == {"k": KeyAside(Aside.PARKED, 0.0)}
-        empty = plan_key_run(KeyRun("k", Aside.PARKED, []), (), rules(OnDead.PARK))
-        assert empty.aside == {"k": KeyAside(Aside.PARKED, None)}
+        assert planned.aside == {"k": KeyAside(Aside.PARKED, 0.0, head)}, "and waits for the same head"
+        empty = plan_key_run(KeyRun("k", Aside.PARKED, [], head), (), rules(OnDead.PARK))
+        assert empty.aside == {"k": KeyAside(Aside.PARKED, None, head)}
 
 
 class TestClaims:
@@ -227,7 +230,7 @@ class TestClaims:
         assert planned.failed == [Failure(busy, "busy", 1, 5.0), Failure(blameless, "stuck", 2, 5.0)]
         assert planned.dead == [Failure(last, "busy", 3), Failure(bad, "bad", 1)]
         assert back == [stopped, down], "given back uncharged"
-        assert not (planned.aside or planned.held or planned.release)
+        assert not any((planned.aside, planned.held, planned.release))
 
 
 @given(

@@ -39,6 +39,7 @@ class Row:
 class AsideRow:
     mode: Aside
     due_at: float | None
+    dead_head: UUID | None = None
 
 
 class ModelStore:
@@ -72,7 +73,8 @@ class ModelStore:
         if not due:
             return None
         rows = self.waiting(Status.FAILED, Status.HELD, key=due[0])
-        return KeyRun(due[0], self.keys[due[0]].mode, self.give(rows[:limit]))
+        aside = self.keys[due[0]]
+        return KeyRun(due[0], aside.mode, self.give(rows[:limit]), aside.dead_head)
 
     def promote(self) -> None:
         for row in self.waiting(Status.FAILED):
@@ -103,8 +105,9 @@ class ModelStore:
                 self.bury(Failure(event, PARKED, event.attempts))
             elif event.key in modes:
                 self.move(self.rows[event.id], Status.HELD)
-        for key, (mode, delay) in settlement.aside.items():
-            self.keys[key] = AsideRow(mode, None if delay is None else self.now + delay)
+        for key, aside in settlement.aside.items():
+            due_at = None if aside.delay is None else self.now + aside.delay
+            self.keys[key] = AsideRow(aside.mode, due_at, aside.dead_head)
         for key in settlement.release:
             if self.keys[key].mode is Aside.RETRY and not self.waiting(Status.FAILED, Status.HELD, key=key):
                 del self.keys[key]
@@ -121,10 +124,9 @@ class ModelStore:
         self._free(row)
 
     def _free(self, row: Row) -> None:
-        key = row.event.key
-        before = [dead for dead in self.waiting(Status.DEAD, key=key) if dead.event.seq < row.event.seq]
-        if key in self.keys and (self.keys[key].mode is Aside.RETRY or not before):
-            self.keys[key] = AsideRow(Aside.RETRY, self.now)
+        aside = self.keys.get(row.event.key or "")
+        if aside is not None and (aside.mode is Aside.RETRY or aside.dead_head == row.event.id):
+            aside.mode, aside.due_at, aside.dead_head = Aside.RETRY, self.now, None
 
 
 class Destination:
@@ -169,7 +171,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(list(OnDead)), delay=st.sampled_from([0.0, 5.0]))
     def choose(self, policy: OnDead, delay: float) -> None:
-        self.rules = Rules(Fixed(delay), MAX_ATTEMPTS, policy)
+        self.stream_rules = Rules(Fixed(delay), MAX_ATTEMPTS, policy)
 
     @rule(key=st.sampled_from([*KEYS, None]))
     def write(self, key: str | None) -> None:
@@ -197,12 +199,12 @@ class PolicyMachine(RuleBasedStateMachine):
             outcomes = self._publish(run.events if run.mode is Aside.RETRY else [], answers)
             if crash:
                 return
-            self._settle(run.events, outcomes, plan_key_run(run, outcomes, self.rules))
+            self._settle(run.events, outcomes, plan_key_run(run, outcomes, self.stream_rules))
             aside = set(self.store.keys)
         free, held = split(self.store.read(limit), aside)
         outcomes = self._publish(free, answers)
         if not crash:
-            self._settle(free, outcomes, plan_turn(free, outcomes, held, self.rules))
+            self._settle(free, outcomes, plan_turn(free, outcomes, held, self.stream_rules))
 
     def _publish(self, events: Sequence[Event], answers: Sequence[str]) -> list[Outcome]:
         assert len(events) <= len(answers)
@@ -266,11 +268,18 @@ class PolicyMachine(RuleBasedStateMachine):
             assert row.mode is not Aside.RETRY or row.due_at is not None
 
     @invariant()
+    def a_key_that_waits_for_an_operator_waits_for_a_dead_letter(self) -> None:
+        for row in self.store.keys.values():
+            if row.mode is not Aside.RETRY:
+                assert row.dead_head is not None
+                assert self.store.rows[row.dead_head].status is Status.DEAD
+
+    @invariant()
     def only_the_policy_of_the_stream_sets_keys_aside_for_good(self) -> None:
         if self.store.keys:
             legal = {OnDead.SKIP: set(), OnDead.BLOCK: {Aside.BLOCKED}, OnDead.PARK: {Aside.PARKED}}
             modes = {row.mode for row in self.store.keys.values()}
-            assert modes <= legal[self.rules.on_dead] | {Aside.RETRY}
+            assert modes <= legal[self.stream_rules.on_dead] | {Aside.RETRY}
 
     def teardown(self) -> None:
         """With everything well again it comes to rest: all is published, dead, or behind a key that is blocked."""

@@ -56,9 +56,7 @@ def ids(content: bytes) -> list[str]:
 class TestLine:
     def test_the_whole_line(self) -> None:
         at = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
-        event = make_event(
-            topic="t", key="k", tenant="x", stream="s", headers={"a": "ö"}, occurred_at=at, seq=3
-        )
+        event = make_event(topic="t", key="k", tenant="x", stream="s", headers={"a": "ö"}, occurred_at=at, seq=3)
         line = json_line(event)
         assert line.endswith(b',"payload":' + event.payload + b"}\n")
         assert json.loads(line) == {
@@ -75,9 +73,7 @@ class TestLine:
             "payload": {"order_id": 7},
         }
 
-    @pytest.mark.parametrize(
-        "content_type", ["application/json; charset=utf-8", "application/cloudevents+JSON"]
-    )
+    @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "application/cloudevents+JSON"])
     def test_kinds_of_json(self, content_type: str) -> None:
         assert b',"payload":{ "a": 1.0 }}\n' in json_line(
             make_event(payload=b'{ "a": 1.0 }', content_type=content_type)
@@ -145,9 +141,7 @@ class TestStdout:
             assert ids(capfdbinary.readouterr().out) == [str(e.id) for e in events]
 
     @pytest.mark.asyncio
-    @pytest.mark.parametrize(
-        ("replacement", "reason"), [(None, "no standard output"), (io.StringIO(), "no bytes")]
-    )
+    @pytest.mark.parametrize(("replacement", "reason"), [(None, "no standard output"), (io.StringIO(), "no bytes")])
     async def test_without_a_usable_stdout(
         self, monkeypatch: pytest.MonkeyPatch, replacement: object, reason: str
     ) -> None:
@@ -236,9 +230,7 @@ async def main():
 asyncio.run(main())
 """
         pipe = subprocess.PIPE
-        with subprocess.Popen(
-            [sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe
-        ) as process:
+        with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             assert process.stderr is not None

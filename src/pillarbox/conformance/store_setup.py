@@ -150,7 +150,7 @@ class StoreSetup:
         """The head dies; its key is blocked, or parked, and what comes behind it meets that."""
         assert head.key is not None
         dead = [Failure(head, "refused for good", 1)]
-        await store.settle(grant, Settlement(dead=dead, aside={head.key: KeyAside(mode, None)}))
+        await store.settle(grant, Settlement(dead=dead, aside={head.key: KeyAside(mode, None, head.id)}))
         if behind:
             await store.settle(grant, Settlement(held=behind))
 

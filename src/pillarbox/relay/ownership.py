@@ -47,6 +47,10 @@ class Ownership:
     stream: Stream
     worker: str
     shards: dict[int, Shard] = field(default_factory=dict)
+    batch: BatchSize = field(init=False)  # one for all shards: they share the destination
+
+    def __post_init__(self) -> None:
+        self.batch = BatchSize(self.stream.batch)
 
     def owns(self, shard: Shard) -> bool:
         return self.shards.get(shard.grant.shard) is shard
@@ -85,8 +89,8 @@ class Ownership:
                 )
             aside = set(await self.store.keys_aside(grant))
             until = sent + lease * 2 / 3
-            batch = BatchSize(self.stream.batch)
-            self.shards[grant.shard] = Shard(grant, aside, batch, until, grant.unclean_count, charge=grant.suspect)
+            shard = Shard(grant, aside, self.batch, until, grant.unclean_count, charge=grant.suspect)
+            self.shards[grant.shard] = shard
             taken = True
         return taken
 

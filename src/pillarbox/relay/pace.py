@@ -52,7 +52,7 @@ class BatchSize:
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.size = min(self.limit, 128)
+        self.size = min(self.limit, 500)
 
     def turned(self, events: int, seconds: float) -> None:
         if seconds > self.slow_seconds:

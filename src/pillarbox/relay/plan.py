@@ -1,14 +1,18 @@
 """From the outcomes of a turn to what is written: the state machine, pure."""
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pillarbox.event import Event
-from pillarbox.publisher import Outcome, Result
-from pillarbox.relay.retry import Retry
+from pillarbox.publisher import PUBLISHED, Outcome, Result
+from pillarbox.relay.retry import Exponential, Retry
 from pillarbox.relay.stream import OnDead
 from pillarbox.store import Aside, Failure, KeyAside, KeyRun, Settlement
 
+log = logging.getLogger(__name__)
+
+_LONGEST_SECONDS = 10 * 365 * 86_400.0
 PARKED = "parked: an earlier event of its key is dead"
 
 
@@ -32,7 +36,16 @@ class Rules:
         limit = event.max_attempts or self.max_attempts
         if outcome.result is Result.REJECTED or (outcome.charged and attempts >= limit):
             return Failure(event, error, attempts), True
-        return Failure(event, error, attempts, max(0.0, self.retry(max(1, attempts)))), False
+        return Failure(event, error, attempts, self._delay(max(1, attempts))), False
+
+    def _delay(self, attempts: int) -> float:
+        """A user's policy may raise or answer nonsense: that must not undo a turn whose events are published."""
+        try:
+            delay = float(self.retry(attempts))
+        except Exception as error:
+            log.error("the retry policy raised %s; the default one is used", type(error).__name__)
+            delay = float("nan")
+        return min(max(0.0, delay), _LONGEST_SECONDS) if delay == delay else Exponential()(attempts)
 
 
 def split(events: Sequence[Event], aside: Collection[str]) -> tuple[Sequence[Event], Sequence[Event]]:
@@ -48,27 +61,30 @@ def split(events: Sequence[Event], aside: Collection[str]) -> tuple[Sequence[Eve
 
 def plan_turn(events: Sequence[Event], outcomes: Sequence[Outcome], held: Sequence[Event], rules: Rules) -> Settlement:
     """What to write after pending events were published; ``held`` are those met whose key is set aside."""
+    if outcomes.count(PUBLISHED) == len(events):
+        return Settlement(events, held=held, keep_published=rules.keep_published)
+    published: list[Event] = []
     failed: list[Failure] = []
     dead: list[Failure] = []
     aside: dict[str, KeyAside] = {}
-    published = [event for event, outcome in zip(events, outcomes, strict=True) if outcome.result is Result.PUBLISHED]
-    if len(published) != len(events):
-        for event, outcome in zip(events, outcomes, strict=True):
-            if outcome.result is Result.PUBLISHED or outcome.result is Result.UNTRIED:
-                continue
-            failure, is_dead = rules.judge(event, outcome)
-            if is_dead:
-                dead.append(failure)
-                if event.key is not None and rules.on_dead is OnDead.BLOCK:
-                    aside[event.key] = KeyAside(Aside.BLOCKED, None)
-                elif event.key is not None and rules.on_dead is OnDead.PARK:
-                    aside[event.key] = KeyAside(Aside.PARKED, None)
-            elif event.key is None:
-                failed.append(failure)
-            else:
-                # The instant stands with the key alone, so that there are no two truths of it.
-                failed.append(failure._replace(delay=None))
-                aside[event.key] = KeyAside(Aside.RETRY, failure.delay)
+    for event, outcome in zip(events, outcomes, strict=True):
+        if outcome.result is Result.PUBLISHED:
+            published.append(event)
+        if outcome.result is Result.PUBLISHED or outcome.result is Result.UNTRIED:
+            continue
+        failure, is_dead = rules.judge(event, outcome)
+        if is_dead:
+            dead.append(failure)
+            if event.key is not None and rules.on_dead is OnDead.BLOCK:
+                aside[event.key] = KeyAside(Aside.BLOCKED, None, event.id)
+            elif event.key is not None and rules.on_dead is OnDead.PARK:
+                aside[event.key] = KeyAside(Aside.PARKED, None, event.id)
+        elif event.key is None:
+            failed.append(failure)
+        else:
+            # The instant stands with the key alone, so that there are no two truths of it.
+            failed.append(failure._replace(delay=None))
+            aside[event.key] = KeyAside(Aside.RETRY, failure.delay)
     return Settlement(published, failed, dead, held, aside, (), rules.keep_published)
 
 
@@ -77,7 +93,7 @@ def plan_key_run(run: KeyRun, outcomes: Sequence[Outcome], rules: Rules) -> Sett
     if run.mode is Aside.PARKED:
         buried = [Failure(event, PARKED, event.attempts) for event in run.events]
         # Due again at once until nothing is left to bury.
-        return Settlement(dead=buried, aside={run.key: KeyAside(Aside.PARKED, 0.0 if buried else None)})
+        return Settlement(dead=buried, aside={run.key: KeyAside(Aside.PARKED, 0.0 if buried else None, run.dead_head)})
     published: list[Event] = []
     for event, outcome in zip(run.events, outcomes, strict=True):
         if outcome.result is Result.PUBLISHED:
@@ -91,9 +107,9 @@ def plan_key_run(run: KeyRun, outcomes: Sequence[Outcome], rules: Rules) -> Sett
             retried = [failure._replace(delay=None)]
             return Settlement(published, retried, aside=aside, keep_published=rules.keep_published)
         if rules.on_dead is OnDead.BLOCK:
-            key = KeyAside(Aside.BLOCKED, None)
+            key = KeyAside(Aside.BLOCKED, None, event.id)
         elif rules.on_dead is OnDead.PARK:
-            key = KeyAside(Aside.PARKED, 0.0)
+            key = KeyAside(Aside.PARKED, 0.0, event.id)
         else:
             key = KeyAside(Aside.RETRY, 0.0)
         # Of these only a key that goes on is released, if nothing of it is left.

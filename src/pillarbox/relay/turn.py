@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event
-from pillarbox.publisher import UNTRIED, Outcome, Publisher, outage, retry
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, outage, retry
 from pillarbox.relay.breaker import Breaker
 from pillarbox.relay.ownership import Shard
 from pillarbox.relay.plan import Rules, plan_key_run, plan_turn, split
@@ -89,6 +89,9 @@ class Turns:
                 "stream '%s': the publisher broke its contract and raised", self.breaker.stream, extra={"action": "bug"}
             )
             outcomes = [outage(f"the publisher raised {type(error).__name__}")] * len(events)
+        if outcomes.count(PUBLISHED) == len(events):
+            self.breaker.succeeded()
+            return outcomes
         down = next((outcome for outcome in outcomes if outcome.is_outage), None)
         if down is not None:
             self.breaker.failed(time.monotonic(), down.error or "")

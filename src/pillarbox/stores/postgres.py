@@ -69,7 +69,9 @@ _STATEMENTS = {
     "prune_by_id": """DELETE FROM {event} WHERE id = ANY(:ids) AND status = 'published'
         AND published_at < {later:keep}""",
     "now": "SELECT extract(epoch FROM now())::float8",
-    "look": """SELECT last_value, pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+    # Before its first use a sequence says 1 too.
+    "look": """SELECT CASE WHEN is_called THEN last_value ELSE 0 END,
+        pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
         pg_snapshot_xmax(pg_current_snapshot())::text::bigint FROM {event_seq}""",
     "doze": "INSERT INTO {sleeper} (stream, worker) VALUES (:stream, :worker) ON CONFLICT DO NOTHING",
     "wake": "DELETE FROM {sleeper} WHERE stream = :stream AND worker = :worker",
@@ -326,7 +328,8 @@ class PostgresStore(SqlStore):
         return promoted
 
     async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
-        if settlement.failed or settlement.dead or settlement.held or settlement.aside or settlement.release:
+        others = settlement.failed or settlement.dead or settlement.held or settlement.aside or settlement.release
+        if others or not settlement.published:
             return await super().settle(grant, settlement)
         ids = [event.id for event in settlement.published]
         statement = "publish_fenced" if settlement.keep_published else "publish_delete_fenced"

@@ -1,6 +1,6 @@
 """What all SQL stores share: the contract in terms of shared statements, and a seam over the driver."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -35,7 +35,7 @@ class SqlStore(OperationsPart):
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         return self._db.transaction()
 
-    async def add(self, events: list[Event], tx: Any = None) -> None:
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
         rows = [write_row(event) for event in events]
         if tx is not None:
             await tx.execute_many(self._sql["add"], rows)

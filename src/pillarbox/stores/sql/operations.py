@@ -63,7 +63,7 @@ class OperationsPart(QueuePart):
     async def _act_on_dead(self, ids: Sequence[UUID], by: str, action: str) -> int:
         async with self._db.transaction() as tx:
             letters = await tx.fetch(self._sql["lock_dead"], ids=list(ids))
-            for event_id, stream, shard, key, _ in letters:
+            for event_id, stream, shard, key in letters:
                 aside: Sequence[Any] = ()
                 if key is not None:
                     # From here on the owner's settle of this key waits, and will see what is done here.
@@ -73,8 +73,7 @@ class OperationsPart(QueuePart):
                     await tx.execute(self._sql["exhume"], id=event_id, status=status.value)
                 await tx.execute(self._sql["audit"], operator=by, action=action, stream=stream, event_id=event_id)
             await tx.execute(self._sql["remove_dead"], ids=[row[0] for row in letters])
-            # A blocked or parked key goes on once nothing dead stands before the events that were acted on.
-            for _, stream, shard, key, seq in letters:
+            for event_id, stream, shard, key in letters:
                 if key is not None:
-                    await tx.execute(self._sql["free_key"], stream=stream, shard=shard, key=key, seq=seq)
+                    await tx.execute(self._sql["free_key"], stream=stream, shard=shard, key=key, id=event_id)
         return len(letters)

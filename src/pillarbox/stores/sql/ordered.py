@@ -128,12 +128,13 @@ class OrderedPart(SchemaPart):
         due = await self._db.fetch(self._sql["due_key"], stream=grant.stream, shard=grant.shard)
         if not due:
             return None
-        key, mode = due[0]
+        key, mode, dead_head = due[0]
         inline = max_bytes // limit
         rows = await self._db.fetch(self._sql["read_key"], **fence(grant), key=key, limit=limit, inline=inline)
         if any(row[ADDED] is not None for row in rows):
             rows = await self._with_payloads(rows, max_bytes)
-        return KeyRun(key, Aside(mode), [self._event(row, grant.stream, Status(row[ADDED + 1])) for row in rows])
+        events = [self._event(row, grant.stream, Status(row[ADDED + 1])) for row in rows]
+        return KeyRun(key, Aside(mode), events, self._as_uuid(dead_head))
 
     async def suspect(self, grant: Grant, event: Event | None) -> None:
         if event is None:
@@ -165,8 +166,9 @@ class OrderedPart(SchemaPart):
         await self._bury(tx, [*settlement.dead, *(Failure(event, _PARKED, event.attempts) for event in parked)])
         if held:
             await tx.execute(self._sql["hold"], ids=held)
-        for key, (mode, delay) in settlement.aside.items():
-            await tx.execute(self._sql["set_aside"], **place, key=key, mode=mode.value, delay=delay)
+        for key, (mode, delay, dead_head) in settlement.aside.items():
+            aside = {"key": key, "mode": mode.value, "delay": delay, "dead_head": dead_head}
+            await tx.execute(self._sql["set_aside"], **place, **aside)
             modes[key] = mode
         for key in settlement.release:
             if await tx.execute(self._sql["release_key"], **place, key=key):

@@ -137,7 +137,7 @@ SHARED: Final[Mapping[str, str]] = {
         AND EXISTS (SELECT 1 FROM {{lease}} WHERE {_FENCE}) ORDER BY seq LIMIT :limit""",
     "payloads": "SELECT id, payload FROM {event} WHERE id {among:ids}",
     "keys_aside": "SELECT key FROM {blocked_key} WHERE stream = :stream AND shard = :shard",
-    "due_key": """SELECT key, mode FROM {blocked_key} WHERE stream = :stream AND shard = :shard
+    "due_key": """SELECT key, mode, dead_head FROM {blocked_key} WHERE stream = :stream AND shard = :shard
         AND next_attempt_at <= {now} ORDER BY next_attempt_at LIMIT 1""",
     "read_key": f"""SELECT {_READ_COLUMNS}, status FROM {{event}}
         WHERE stream = :stream AND shard = :shard AND key = :key AND status IN ('failed', 'held')
@@ -147,7 +147,9 @@ SHARED: Final[Mapping[str, str]] = {
         WHERE id {{among:ids}} AND {_WAITING}""",
     "publish_delete": f"DELETE FROM {{event}} WHERE id {{among:ids}} AND {_WAITING}",
     "fail": f"""UPDATE {{event}} SET status = 'failed', attempts = :attempts, next_attempt_at = {{later:delay}},
-        last_error = :error, last_error_at = {{now}}, errors = {_HISTORY} WHERE id = :id AND {_WAITING}""",
+        last_error = :error, last_error_at = {{now}},
+        errors = CASE WHEN status = 'failed' AND attempts = :attempts THEN errors ELSE {_HISTORY} END
+        WHERE id = :id AND {_WAITING}""",
     "hold": "UPDATE {event} SET status = 'held' WHERE id {among:ids} AND status = 'pending'",
     # An id that died before and was written again has one dead letter, the new one.
     "unbury": """DELETE FROM {dead_letter} WHERE id {among:ids} AND EXISTS (SELECT 1 FROM {event}
@@ -159,16 +161,16 @@ SHARED: Final[Mapping[str, str]] = {
     # Keys set aside: whoever changes one locks its row first and looks afterwards, in a statement of its own.
     "lock_keys": """SELECT key, mode FROM {blocked_key} WHERE stream = :stream AND shard = :shard AND key {among:keys}
         ORDER BY key {update_lock}""",
-    "set_aside": """INSERT INTO {blocked_key} (stream, shard, key, mode, next_attempt_at)
-        VALUES (:stream, :shard, :key, :mode, {later:delay})
-        ON CONFLICT (stream, shard, key)
-        DO UPDATE SET mode = excluded.mode, next_attempt_at = excluded.next_attempt_at""",
+    "set_aside": """INSERT INTO {blocked_key} (stream, shard, key, mode, next_attempt_at, dead_head)
+        VALUES (:stream, :shard, :key, :mode, {later:delay}, :dead_head)
+        ON CONFLICT (stream, shard, key) DO UPDATE SET mode = excluded.mode,
+        next_attempt_at = excluded.next_attempt_at, dead_head = excluded.dead_head""",
     "release_key": """DELETE FROM {blocked_key} WHERE stream = :stream AND shard = :shard AND key = :key
         AND mode = 'retry' AND NOT EXISTS (SELECT 1 FROM {event} WHERE stream = :stream AND shard = :shard
             AND key = :key AND status IN ('failed', 'held'))""",
-    "free_key": """UPDATE {blocked_key} SET mode = 'retry', next_attempt_at = {now}
-        WHERE stream = :stream AND shard = :shard AND key = :key AND (mode = 'retry' OR NOT EXISTS (
-            SELECT 1 FROM {dead_letter} WHERE stream = :stream AND key = :key AND seq < :seq))""",
+    # A blocked or parked key waits for what an operator does with the very event that it waits for.
+    "free_key": """UPDATE {blocked_key} SET mode = 'retry', next_attempt_at = {now}, dead_head = NULL
+        WHERE stream = :stream AND shard = :shard AND key = :key AND (mode = 'retry' OR dead_head = :id)""",
     # Instants that have come.
     "due_ids": """SELECT id FROM {event} WHERE stream = :stream AND next_attempt_at <= {now}
         AND status IN ('scheduled', 'failed') AND suspect = {false}
@@ -238,7 +240,7 @@ SHARED: Final[Mapping[str, str]] = {
     "dead_letters": f"""SELECT {EVENT_COLUMNS}, stream, died_at, error, errors FROM {{dead_letter}}
         WHERE stream = COALESCE(:stream, stream) ORDER BY died_at, seq LIMIT :limit""",
     # Operators.
-    "lock_dead": """SELECT id, stream, shard, key, seq FROM {dead_letter} WHERE id {among:ids}
+    "lock_dead": """SELECT id, stream, shard, key FROM {dead_letter} WHERE id {among:ids}
         ORDER BY stream, shard, key, seq {update_lock}""",
     "exhume": f"""INSERT INTO {{event}} ({_MOVED}, attempts, status, last_error, last_error_at, errors)
         SELECT {_MOVED}, 0, :status, error, died_at, errors FROM {{dead_letter}} WHERE id = :id""",

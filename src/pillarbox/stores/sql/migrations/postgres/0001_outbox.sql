@@ -85,6 +85,7 @@ CREATE TABLE {blocked_key} (
     key text NOT NULL,
     mode text NOT NULL,
     next_attempt_at timestamptz,
+    dead_head uuid,
     PRIMARY KEY (stream, shard, key)
 )
 
@@ -121,8 +122,6 @@ CREATE TABLE {dead_letter} (
 )
 
 CREATE INDEX {dead_index} ON {dead_letter} (stream, died_at)
-
-CREATE INDEX {dead_key_index} ON {dead_letter} (stream, key, seq) WHERE key IS NOT NULL
 
 CREATE TABLE {audit} (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -80,6 +80,7 @@ CREATE TABLE {blocked_key} (
     key text NOT NULL,
     mode text NOT NULL,
     next_attempt_at text,
+    dead_head text,
     PRIMARY KEY (stream, shard, key)
 )
 
@@ -116,8 +117,6 @@ CREATE TABLE {dead_letter} (
 )
 
 CREATE INDEX {dead_index} ON {dead_letter} (stream, died_at)
-
-CREATE INDEX {dead_key_index} ON {dead_letter} (stream, key, seq) WHERE key IS NOT NULL
 
 CREATE TABLE {audit} (
     id integer PRIMARY KEY,
