@@ -19,7 +19,7 @@ _OWNER, _TOKEN, _STREAM = "floor", 1, "default"
 _LEASES = """INSERT INTO {p}_lease (stream, shard, owner, token, lease_until)
     SELECT $1, shard, $2, $3, now() + interval '1 hour' FROM generate_series(0, $4::int - 1) AS shard
     ON CONFLICT (stream, shard) DO UPDATE SET owner = excluded.owner, token = excluded.token"""
-_READ = """SELECT id, key, occurred_at, payload FROM {p}_event
+_READ = """SELECT id, key, created_at, payload FROM {p}_event
     WHERE stream = $1 AND shard = $2 AND status = 'pending'
     AND EXISTS (SELECT 1 FROM {p}_lease WHERE stream = $1 AND shard = $2 AND token = $3 AND owner = $4)
     ORDER BY seq LIMIT $5"""

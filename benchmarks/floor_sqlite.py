@@ -17,7 +17,7 @@ _LEASE = """INSERT INTO outbox_lease (stream, shard, owner, token, lease_until)
     VALUES (?, ?, ?, ?, strftime('%Y-%m-%d %H:%M:%f', 'now', '1 hour'))
     ON CONFLICT (stream, shard) DO UPDATE SET owner = excluded.owner, token = excluded.token"""
 _FENCE = "SELECT 1 FROM outbox_lease WHERE stream = ? AND shard = ? AND token = ? AND owner = ?"
-_READ = f"""SELECT id, key, occurred_at, payload FROM outbox_event INDEXED BY outbox_ready
+_READ = f"""SELECT id, key, created_at, payload FROM outbox_event INDEXED BY outbox_ready
     WHERE stream = ? AND shard = ? AND status = 'pending' AND EXISTS ({_FENCE}) ORDER BY seq LIMIT ?"""
 _MARK = """UPDATE outbox_event SET status = 'published', published_at = strftime('%Y-%m-%d %H:%M:%f', 'now'),
     attempts = attempts + 1 WHERE id IN (SELECT value FROM json_each(?)) AND status = 'pending'"""

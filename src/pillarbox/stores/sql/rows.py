@@ -17,7 +17,17 @@ def event_from_row(row: Sequence[Any], stream: str, status: Status) -> Event:
     """From EVENT_COLUMNS, where the driver gives Python's own types."""
     headers = row[HEADERS]
     # Past the constructor, whose keyword handling costs more than all else here.
-    cells = (*row[:HEADERS], json.loads(headers) if headers else NO_HEADERS, stream, status, None)
+    created_at = row[CREATED_AT]
+    cells = (
+        *row[:OCCURRED_AT],
+        row[OCCURRED_AT] or created_at,
+        created_at,
+        *row[CREATED_AT + 1 : HEADERS],
+        json.loads(headers) if headers else NO_HEADERS,
+        stream,
+        status,
+        None,
+    )
     return tuple.__new__(Event, cells)
 
 
@@ -25,7 +35,8 @@ def event_from_text_row(row: Sequence[Any], stream: str, status: Status) -> Even
     """The same where ids and instants come as text."""
     cells = list(row)
     cells[ID] = UUID(cells[ID])
-    cells[OCCURRED_AT] = instant(cells[OCCURRED_AT])
+    if cells[OCCURRED_AT] is not None:
+        cells[OCCURRED_AT] = instant(cells[OCCURRED_AT])
     cells[CREATED_AT] = instant(cells[CREATED_AT])
     return event_from_row(cells, stream, status)
 
@@ -66,7 +77,8 @@ def write_row(event: Event) -> dict[str, Any]:
         "headers": json.dumps(dict(event.headers), ensure_ascii=False) if event.headers else None,
         "schema_id": event.schema_id,
         "schema_version": event.schema_version,
-        "occurred_at": event.occurred_at,
+        # Nothing where it is the instant of writing, which the database knows better.
+        "occurred_at": None if event.occurred_at == event.created_at else event.occurred_at,
         "available_at": event.available_at,
         "next_attempt_at": event.available_at,
         "status": Status.PENDING if event.available_at is None else Status.SCHEDULED,

@@ -7,7 +7,7 @@ CREATE TABLE {event} (
     -- AUTOINCREMENT: without it a deleted seq is given again.
     seq integer PRIMARY KEY AUTOINCREMENT,
     created_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
-    occurred_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    occurred_at text,
     available_at text,
     next_attempt_at text,
     published_at text,
@@ -89,7 +89,7 @@ CREATE INDEX {blocked_due_index} ON {blocked_key} (stream, shard, next_attempt_a
 CREATE TABLE {dead_letter} (
     seq integer NOT NULL,
     created_at text NOT NULL,
-    occurred_at text NOT NULL,
+    occurred_at text,
     available_at text,
     died_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
     aggregate_version integer,
