@@ -190,7 +190,10 @@ class Store(Protocol):
         """The failed and held events, in order, of one key whose time has come."""
 
     async def suspect(self, grant: Grant, event: Event | None) -> None:
-        """Note which single event is about to be published; None: nothing is suspected any more."""
+        """Note which single event is about to be published; None: it ended."""
+
+    async def trust(self, grant: Grant) -> None:
+        """Forget that owners died with this shard."""
 
     async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
         """Write what became of a turn. Of the keys that it names, the answer is those that are set aside now."""

@@ -190,6 +190,7 @@ async def test_the_circuit_recovers_when_its_probe_finds_nothing(
         to.down()
         await store.add(jobs(3))
         await until(lambda: worker.breaker.seconds_left(0.0) > 0)
+        await settled(store, {Status.PENDING: 3})
         to.up()
         await to.wait_for(3)
     assert spoilt == 1

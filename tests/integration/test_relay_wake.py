@@ -1,5 +1,7 @@
 """Polling is the truth, and a wake-up makes it early."""
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from pillarbox.event import Status
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.store import Failure, Settlement
+from pillarbox.stores import postgres as postgres_module
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import STREAM, Outbox, by_key, eventually, numbered, query, relay, settled, stream, until
 
@@ -114,7 +117,9 @@ async def test_a_relay_whose_listening_connection_is_cut_listens_again(pg: Outbo
         await to.wait_for(1)
 
 
-async def test_a_replay_is_found_in_every_stream_however_busy_another_is(pg: Outbox, store: SqlStore) -> None:
+async def test_a_replay_is_found_in_every_stream_however_busy_another_is(
+    pg: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows that come back below the floor are found by a sweep; each stream must get its own."""
     reader = pg()
     await reader.open()
@@ -142,9 +147,11 @@ async def test_a_replay_is_found_in_every_stream_however_busy_another_is(pg: Out
     await eventually(floors_rose)
     await store.replay([letter.id], "olga")
 
-    async def found() -> bool:
-        await reader.poll("busy", "ann", grants["busy"])
-        return bool((await reader.poll("quiet", "ann", grants["quiet"])).ready)
-
-    await eventually(found, seconds=8)
+    # Long after the last sweep of either: the busy stream asks first, and both must look from the beginning.
+    later = time.monotonic() + 600
+    monkeypatch.setattr(postgres_module, "time", SimpleNamespace(monotonic=lambda: later))
+    await reader.poll("busy", "ann", grants["busy"])
+    work = await reader.poll("quiet", "ann", grants["quiet"])
+    monkeypatch.undo()
     await reader.close()
+    assert work.ready

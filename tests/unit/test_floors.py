@@ -109,7 +109,7 @@ class Reader:
 
     def end_look(self, look: Look) -> None:
         last = self.server.last if look.last is None else look.last
-        self.floors.looked(look.begun, last, look.xmin, look.xmax)
+        self.floors.looked(look.begun, self.server.now, last, look.xmin, look.xmax)
 
     def begin_read(self) -> Read:
         return self.server.read(self.floors.start(GRANT, self.server.now))

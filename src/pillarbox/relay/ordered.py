@@ -31,6 +31,7 @@ class OrderedWorker(StreamWorker):
         self._waiting: deque[Shard] = deque()
         self._running: dict[asyncio.Task[bool], Shard] = {}
         self._resting: dict[int, Shard] = {}
+        self._paused = False
         self._failure: BaseException | None = None
 
     @property
@@ -47,6 +48,7 @@ class OrderedWorker(StreamWorker):
 
     async def _start(self, work: Work) -> bool:
         found = await self._ownership.adjust(work, self._running.values())
+        self._paused = work.paused
         if work.paused:
             self._waiting.clear()
             return found
@@ -61,14 +63,20 @@ class OrderedWorker(StreamWorker):
         return found
 
     def _fill(self) -> None:
-        while self._waiting and len(self._running) < self._slots and not self._stop.is_set():
+        while self._waiting and len(self._running) < self._slots and not (self._paused or self._stop.is_set()):
+            shard = self._waiting[0]
+            if not self._ownership.owns(shard) or shard.leaving:
+                self._waiting.popleft()
+                continue
+            # An event that may kill its worker is published alone, so that a crash can be laid at its door.
+            if any(other.alone for other in self._running.values()) or (shard.alone and self._running):
+                return
             if not self.breaker.allows(time.monotonic()):
                 return
-            shard = self._waiting.popleft()
-            if self._ownership.owns(shard) and not shard.leaving:
-                task = asyncio.create_task(self._turns.turn(shard), name=f"pillarbox-turn-{shard.grant.shard}")
-                self._running[task] = shard
-                task.add_done_callback(self._turned)
+            self._waiting.popleft()
+            task = asyncio.create_task(self._turns.turn(shard), name=f"pillarbox-turn-{shard.grant.shard}")
+            self._running[task] = shard
+            task.add_done_callback(self._turned)
 
     def _turned(self, task: asyncio.Task[bool]) -> None:
         shard = self._running.pop(task)
@@ -82,7 +90,7 @@ class OrderedWorker(StreamWorker):
                 self._ownership.drop(shard)
             elif not isinstance(error, StoreDown | Stopping):
                 self._failure = error
-        if more and self._ownership.owns(shard) and not shard.leaving and not self._stop.is_set():
+        if more and self._ownership.owns(shard) and not (shard.leaving or self._paused or self._stop.is_set()):
             self._waiting.append(shard)
         self._pace.worked()
         self._fill()

@@ -24,7 +24,7 @@ class Shard:
     """One owned shard and what this worker remembers of it; the database alone is the truth."""
 
     grant: Grant
-    aside: set[str]
+    aside: set[str] | None  # the keys that are set aside; None: not asked yet
     batch: BatchSize
     publish_until: float  # by the local monotonic clock: past it, another worker may own the shard
     unclean_count: int
@@ -32,6 +32,11 @@ class Shard:
     leaving: bool = False  # above this worker's share: no turn begins on it
     look_for_due_at: float = 0.0  # when to ask again for a key whose time has come
     charge: UUID | None = None  # the event that the last owner was alone with when it died
+
+    @property
+    def alone(self) -> bool:
+        """Whether its events are published one by one, each noted before: owner after owner died with this shard."""
+        return unclean_limit(self.unclean_count) == 1
 
     @property
     def limit(self) -> int:
@@ -87,9 +92,8 @@ class Ownership:
                     grant.unclean_count,
                     extra={"action": "took_over", "stream": name, "shard": grant.shard},
                 )
-            aside = set(await self.store.keys_aside(grant))
             until = sent + lease * 2 / 3
-            shard = Shard(grant, aside, self.batch, until, grant.unclean_count, charge=grant.suspect)
+            shard = Shard(grant, None, self.batch, until, grant.unclean_count, charge=grant.suspect)
             self.shards[grant.shard] = shard
             taken = True
         return taken

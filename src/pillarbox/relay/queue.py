@@ -7,7 +7,7 @@ import time
 from uuid import UUID
 
 from pillarbox.errors import StoreDown
-from pillarbox.publisher import Outcome, Publisher, outage
+from pillarbox.publisher import Outcome, Publisher, Result, outage
 from pillarbox.relay.plan import Rules, plan_claims
 from pillarbox.relay.stream import Stream
 from pillarbox.relay.worker import StreamWorker
@@ -27,6 +27,7 @@ class QueueWorker(StreamWorker):
         super().__init__(store, stream, publisher, rules, worker, grace_seconds)
         self._running: dict[asyncio.Task[Outcome], Claim] = {}
         self._done: list[tuple[Claim, Outcome]] = []
+        self._lost: set[asyncio.Task[Outcome]] = set()
         self._alone: UUID | None = None  # an event that was in a crash has the worker to itself
 
     @property
@@ -40,6 +41,13 @@ class QueueWorker(StreamWorker):
     async def _start(self, work: Work) -> bool:
         if work.paused or self._alone is not None:
             return False
+        try:
+            return await self._claim_ready(work)
+        finally:
+            if not self._running:
+                self.breaker.untold()
+
+    async def _claim_ready(self, work: Work) -> bool:
         if work.suspects:
             # What runs now ends first; then one suspect runs alone, so that a crash can be laid at its door.
             return not self._running and self.breaker.allows(time.monotonic()) and await self._claim(None, 1)
@@ -74,7 +82,9 @@ class QueueWorker(StreamWorker):
             return outage(f"the publisher raised {type(error).__name__}")
 
     def _worked(self, task: asyncio.Task[Outcome]) -> None:
-        claim = self._running.pop(task)
+        claim = self._running.pop(task, None)
+        if claim is None:
+            return  # another worker has it now
         if self._alone == claim.event.id:
             self._alone = None
         if not task.cancelled():
@@ -82,7 +92,7 @@ class QueueWorker(StreamWorker):
             self._done.append((claim, outcome))
             if outcome.is_outage:
                 self.breaker.failed(time.monotonic(), outcome.error or "")
-            else:
+            elif outcome.result is not Result.UNTRIED:
                 self.breaker.succeeded()
         self.breaker.untold()
         self._pace.worked()
@@ -113,8 +123,19 @@ class QueueWorker(StreamWorker):
 
     async def _renew(self) -> None:
         claims = [*self._running.values(), *(claim for claim, _ in self._done)]
-        if claims:
-            await self._store.renew_claims(claims, self.stream.lease_seconds)
+        if not claims:
+            return
+        held = set(await self._store.renew_claims(claims, self.stream.lease_seconds))
+        for task, claim in list(self._running.items()):
+            if claim in claims and claim.event.id not in held:
+                # Rescued from us: it must not keep a place here, whether or not it can be stopped.
+                del self._running[task]
+                if self._alone == claim.event.id:
+                    self._alone = None
+                self._lost.add(task)
+                task.add_done_callback(self._lost.discard)
+                task.cancel()
+                self._changed.set()
 
     async def _finish(self) -> None:
         if self._running and (await asyncio.wait(set(self._running), timeout=self._grace))[1]:

@@ -29,8 +29,10 @@ class Exponential:
         _check(base_seconds=self.base_seconds, factor=self.factor, limit_seconds=self.limit_seconds)
 
     def __call__(self, attempts: int) -> float:
-        # Past 64 doublings any limit is reached; the cap keeps the power from overflowing.
-        longest = min(self.limit_seconds, self.base_seconds * self.factor ** min(attempts - 1, 64))
+        try:
+            longest = min(self.limit_seconds, self.base_seconds * self.factor ** (attempts - 1))
+        except OverflowError:
+            longest = self.limit_seconds
         return random.uniform(0, longest) if self.jitter else longest
 
 

@@ -67,16 +67,22 @@ class Relay:
         self._streams = [(stream, self._publisher(stream), _rules(stream, keep)) for stream in streams]
         self._workers: dict[str, StreamWorker] = {}
         self._serves = {name: asyncio.Event() for name in names}
-        self._services: list[Service] = [
-            Prune(
-                self.store,
-                keep_published_seconds=keep_published_seconds,
-                keep_dead_seconds=keep_dead_seconds,
-                interval_seconds=prune_seconds,
-            ),
-            Watch(self.store, interval_seconds=watch_seconds),
-        ]
-        self._services += [
+        self._services: list[Service] = []
+        self._keep = (keep_published_seconds, keep_dead_seconds)
+        self._intervals = (prune_seconds, watch_seconds)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+
+    def _maintenance(self) -> list[Service]:
+        keep_published, keep_dead = self._keep
+        prune_seconds, watch_seconds = self._intervals
+        prune = Prune(
+            self.store,
+            keep_published_seconds=keep_published,
+            keep_dead_seconds=keep_dead,
+            interval_seconds=prune_seconds,
+        )
+        rescues = [
             Rescue(
                 self.store,
                 stream.name,
@@ -84,11 +90,10 @@ class Relay:
                 max_attempts=stream.max_attempts,
                 interval_seconds=max(0.05, stream.lease_seconds / 3),
             )
-            for stream in streams
+            for stream, _, _ in self._streams
             if stream.mode is Mode.QUEUE
         ]
-        self._tasks: list[asyncio.Task[None]] = []
-        self._stopping = asyncio.Event()
+        return [prune, Watch(self.store, interval_seconds=watch_seconds), *rescues]
 
     @staticmethod
     def _publisher(stream: Stream) -> Publisher:
@@ -127,6 +132,7 @@ class Relay:
             raise ConfigError("this relay runs already; make another object for a second one")
         self._stopping = asyncio.Event()
         await self._open_store()
+        self._services = self._maintenance()
         for stream, publisher, rules in self._streams:
             serve = self._serving(stream, publisher, rules)
             self._tasks.append(asyncio.create_task(self._again(stream.name, serve), name=f"pillarbox-{stream.name}"))
@@ -178,10 +184,7 @@ class Relay:
         """Wait until no event is ready to be published; those that wait for a retry or an instant do not count."""
         for stream, _, _ in self._streams:
             await self._serves[stream.name].wait()
-            worker = self._workers[stream.name]
-            worker.idle.clear()
-            worker.wake()
-            await worker.idle.wait()
+            await self._workers[stream.name].drained()
 
     def _woken(self, stream: str) -> None:
         if stream in self._workers:
@@ -196,6 +199,9 @@ class Relay:
                 if not told:
                     log.warning("%s; trying again every few seconds", error, extra={"action": "store_down"})
                 told = True
+            except BaseException:
+                await self.store.close()
+                raise
             await asyncio.sleep(_CONNECT_SECONDS)
 
     def _serving(self, stream: Stream, publisher: Publisher, rules: Rules) -> Callable[[], Coroutine[Any, Any, None]]:

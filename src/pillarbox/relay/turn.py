@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, outage, retry
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, Result, outage, retry
 from pillarbox.relay.breaker import Breaker
 from pillarbox.relay.ownership import Shard
 from pillarbox.relay.plan import Rules, plan_key_run, plan_turn, split
@@ -42,6 +42,8 @@ class Turns:
         """Whether there may be more to do."""
         begun = time.monotonic()
         limit = 1 if self.breaker.probing else shard.limit
+        if shard.aside is None:
+            shard.aside = set(await self.store.keys_aside(shard.grant))
         due = False
         if begun >= shard.look_for_due_at:
             due = await self._due_key(shard, limit)
@@ -53,7 +55,7 @@ class Turns:
         free, held = split(events, shard.aside)
         outcomes = await self._publish(shard, free)
         await self._settle(shard, plan_turn(free, outcomes, held, self.rules))
-        if free and all(outcome is UNTRIED for outcome in outcomes):
+        if free and all(outcome == UNTRIED for outcome in outcomes):
             return False  # the worker stops, or its lease is in doubt: nothing more before the next poll
         shard.batch.turned(len(events), time.monotonic() - begun)
         # Less than asked for can also be a batch that its bytes cut off.
@@ -63,7 +65,7 @@ class Turns:
         run = await self.store.read_due(shard.grant, limit, self.max_bytes)
         if run is None:
             return False
-        shard.aside.add(run.key)
+        self._aside(shard).add(run.key)
         outcomes: Sequence[Outcome] = ()
         if run.mode is Aside.RETRY:
             outcomes = await self._publish(shard, run.events)
@@ -79,10 +81,12 @@ class Turns:
         if shard.charge is not None and events[0].id == shard.charge:
             shard.charge = None
             return [retry(_DIED), *[UNTRIED] * (len(events) - 1)]
-        if shard.limit == 1 and shard.unclean_count:
+        if shard.alone:
             await self.store.suspect(shard.grant, events[0])
         try:
             outcomes = await self.publisher.publish(events)
+            if len(outcomes) != len(events):
+                raise RuntimeError(f"{len(outcomes)} outcomes for {len(events)} events")
         except Exception as error:
             # Against the contract; the events are not to blame, and nobody knows what became of them.
             log.exception(
@@ -95,9 +99,18 @@ class Turns:
         down = next((outcome for outcome in outcomes if outcome.is_outage), None)
         if down is not None:
             self.breaker.failed(time.monotonic(), down.error or "")
-        elif any(outcome is not UNTRIED for outcome in outcomes):
+        elif any(outcome.result is not Result.UNTRIED for outcome in outcomes):
             self.breaker.succeeded()
+        if shard.alone:
+            # It ended without killing anybody.
+            await self.store.suspect(shard.grant, None)
         return outcomes
+
+    @staticmethod
+    def _aside(shard: Shard) -> set[str]:
+        if shard.aside is None:
+            shard.aside = set()
+        return shard.aside
 
     async def _settle(self, shard: Shard, settlement: Settlement) -> None:
         if not settlement:
@@ -105,13 +118,14 @@ class Turns:
         named = {event.key for event in settlement.held} | settlement.aside.keys() | set(settlement.release)
         aside = await self._settle_surely(shard, settlement)
         if named:
-            shard.aside.difference_update(key for key in named if key is not None)
-            shard.aside.update(aside)
+            known = self._aside(shard)
+            known.difference_update(key for key in named if key is not None)
+            known.update(aside)
             shard.look_for_due_at = min(shard.look_for_due_at, time.monotonic() + _DUE_SECONDS)
         if shard.unclean_count:
             shard.settled += len(settlement.published)
             if shard.settled >= _TRUSTED_AFTER:
-                await self.store.suspect(shard.grant, None)
+                await self.store.trust(shard.grant)
                 shard.unclean_count = shard.settled = 0
 
     async def _settle_surely(self, shard: Shard, settlement: Settlement) -> set[str]:

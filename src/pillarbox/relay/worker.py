@@ -32,6 +32,7 @@ class StreamWorker(ABC):
         self._pace = Pace(stream.poll_seconds, stream.poll_limit_seconds)
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
+        self._polls = self._quiet_poll = 0
         self._joined = False
         self._dozing = False
 
@@ -61,6 +62,14 @@ class StreamWorker(ABC):
         """Events may have arrived."""
         self._pace.worked()
         self._changed.set()
+
+    async def drained(self) -> None:
+        """Wait for a poll that begins after this call and finds nothing."""
+        before = self._polls
+        while self._quiet_poll <= before:
+            self.idle.clear()
+            self.wake()
+            await self.idle.wait()
 
     def stop(self) -> None:
         self._stop.set()
@@ -94,6 +103,7 @@ class StreamWorker(ABC):
             await self._join()
             self._joined = True
         self._changed.clear()
+        self._polls += 1
         work = await self._poll()
         found = False
         if work.scheduled and not work.paused:
@@ -108,6 +118,7 @@ class StreamWorker(ABC):
             await self._set_dozing(True)
             return  # one more look: an event may have come just before the database knew that we sleep
         elif not work.paused:
+            self._quiet_poll = self._polls
             self.idle.set()
         await self._wait(self._seconds_to_next_poll())
 

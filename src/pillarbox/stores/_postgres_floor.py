@@ -10,7 +10,6 @@ floor; a sweep, a read from the beginning about once a second, finds those.
 """
 
 from collections import deque
-from typing import NamedTuple
 
 from pillarbox.store import Grant
 
@@ -21,36 +20,37 @@ _SWEEP_SECONDS = 1.0
 _SWEEP_SHARE = 20  # a sweep takes at most a twentieth of the time
 
 
-class Horizon(NamedTuple):
-    """One look at the server, whose ``last`` was read by the look before it."""
-
-    at: float
-    last: int
-    xmax: int
-
-
 class Floors:
     """The floors of the shards that one store reads; pure, driven by what the store saw and when."""
 
     def __init__(self) -> None:
-        self._looks: deque[Horizon] = deque()
-        self._last: int | None = None
+        self._looking = False
         self._looked_at = float("-inf")
+        self._values: deque[tuple[float, int]] = deque()  # when the sequence was read, and its value
+        self._bounds: deque[tuple[int, int]] = deque()  # a value, and the xmax of a snapshot taken after it
         self._safe = 0
         self._floors: dict[Grant, int] = {}
+        self._safe_at_start: dict[Grant, int] = {}
         self._sweep_at: dict[Grant, float] = {}
 
     def look_due(self, now: float) -> bool:
-        return now - self._looked_at >= _REFRESH_SECONDS
+        """Whether to look at the server now; one look at a time, so that what they saw is in order."""
+        if self._looking or now - self._looked_at < _REFRESH_SECONDS:
+            return False
+        self._looking = True
+        return True
 
-    def looked(self, now: float, last: int, xmin: int, xmax: int) -> None:
-        """The sequence's last value and the current snapshot's bounds, as of a statement begun at ``now``."""
-        # The statement took its snapshot before it read the sequence; so its snapshot goes with the value before.
-        if self._last is not None:
-            self._looks.append(Horizon(self._looked_at, self._last, xmax))
-        self._last, self._looked_at = last, now
-        while self._looks and self._looks[0].xmax <= xmin and now - self._looks[0].at >= _SETTLING_SECONDS:
-            self._safe = max(self._safe, self._looks.popleft().last)
+    def look_failed(self) -> None:
+        self._looking = False
+
+    def looked(self, begun: float, ended: float, last: int, xmin: int, xmax: int) -> None:
+        """The sequence's last value and the bounds of the snapshot of a statement that ran between these instants."""
+        self._looking, self._looked_at = False, ended
+        while self._values and begun - self._values[0][0] >= _SETTLING_SECONDS:
+            self._bounds.append((self._values.popleft()[1], xmax))
+        while self._bounds and self._bounds[0][1] <= xmin:
+            self._safe = max(self._safe, self._bounds.popleft()[0])
+        self._values.append((ended, last))
 
     def floor(self, grant: Grant) -> int:
         """The lowest seq at which something can be pending."""
@@ -58,11 +58,13 @@ class Floors:
 
     def start(self, grant: Grant, now: float) -> int:
         """Where a read begins: at the floor, or at 0 when a sweep is due."""
+        # What another read learns meanwhile says nothing about what this one can see.
+        self._safe_at_start[grant] = self._safe
         return 0 if now >= self._sweep_at.get(grant, 0.0) else self.floor(grant)
 
     def done(self, grant: Grant, start: int, lowest: int | None, begun: float, ended: float) -> None:
         """A read from ``start`` found ``lowest`` as its first pending seq, or nothing."""
-        safe = self._safe + 1
+        safe = self._safe_at_start[grant] + 1
         self._floors[grant] = max(start, safe if lowest is None else min(lowest, safe))
         if start == 0:
             self._sweep_at[grant] = self.next_sweep(begun, ended)
@@ -81,5 +83,5 @@ class Floors:
 
     def forget(self, grants: list[Grant]) -> None:
         for grant in grants:
-            self._floors.pop(grant, None)
-            self._sweep_at.pop(grant, None)
+            for kept in (self._floors, self._safe_at_start, self._sweep_at):
+                kept.pop(grant, None)

@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
 log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 10.0
+_COMMAND_SECONDS = 60.0
 _LISTEN_RETRY_SECONDS = 2.0
 _DAY = 86_400.0
 _FIRST_ID, _LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
@@ -63,9 +64,9 @@ _STATEMENTS = {
             AND shard = :shard AND status = 'pending' ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED))
         RETURNING """
     + f"{EVENT_COLUMNS}, lease_token",
-    # By id, which is in order of time: every UUIDv7 below the bound is old enough to look at.
+    # By id, which is in order of time. Without an upper bound: with one, and no statistics, the planner scans it all.
     "prune_page_by_id": """SELECT id, status = 'published' AND published_at < {later:keep} FROM {event}
-        WHERE id > :after AND id < :bound ORDER BY id LIMIT :limit""",
+        WHERE id > :after ORDER BY id LIMIT :limit""",
     "prune_by_id": """DELETE FROM {event} WHERE id = ANY(:ids) AND status = 'published'
         AND published_at < {later:keep}""",
     "now": "SELECT extract(epoch FROM now())::float8",
@@ -75,6 +76,9 @@ _STATEMENTS = {
         pg_snapshot_xmax(pg_current_snapshot())::text::bigint FROM {event_seq}""",
     "doze": "INSERT INTO {sleeper} (stream, worker) VALUES (:stream, :worker) ON CONFLICT DO NOTHING",
     "wake": "DELETE FROM {sleeper} WHERE stream = :stream AND worker = :worker",
+    # Relays that were killed in their sleep.
+    "wake_dead": """DELETE FROM {sleeper} AS s WHERE NOT EXISTS (SELECT 1 FROM {worker} AS w
+        WHERE w.stream = s.stream AND w.name = s.worker AND w.seen_until > now())""",
     "lock_migration": "SELECT pg_advisory_xact_lock(hashtext(:name))",
 }
 
@@ -97,6 +101,8 @@ class PostgresDatabase:
                     min_size=1,
                     max_size=self._pool_size,
                     timeout=_CONNECT_SECONDS,
+                    # A connection that is cut without a word must not hold a slot for ever.
+                    command_timeout=_COMMAND_SECONDS,
                     statement_cache_size=self._statement_cache,
                     # The store leaves nothing behind on a connection, so that a round trip to clean it is saved.
                     reset=_nothing,
@@ -249,7 +255,7 @@ class PostgresStore(SqlStore):
         self.features = Features(wake_up=wake_up)
         self._sql |= {name: self._statement(template) for name, template in _STATEMENTS.items()}
         self._floors = Floors()
-        self._poll_sweep_at = 0.0
+        self._poll_sweep_at: dict[str, float] = {}
         self._listener = PostgresListener(listen_url or url, where, names.parts["channel"]) if wake_up else None
 
     @classmethod
@@ -263,7 +269,7 @@ class PostgresStore(SqlStore):
             self._listener.start(on_wake)
 
     async def close(self) -> None:
-        if self._listener is not None:
+        if self._listener is not None and self._opened <= 1:
             await self._listener.stop()
         await super().close()
 
@@ -299,11 +305,11 @@ class PostgresStore(SqlStore):
             shards: Sequence[int] = range(self._shards)
             return await self._poll_shards(stream, worker, shards, **{f"floor_{place}": 0 for place in shards})
         begun = time.monotonic()
-        sweep = begun >= self._poll_sweep_at
+        sweep = begun >= self._poll_sweep_at.get(stream, 0.0)
         floors = {f"floor_{place}": 0 if sweep else self._floors.floor(grant) for place, grant in enumerate(grants)}
         work = await self._poll_shards(stream, worker, [grant.shard for grant in grants], **floors)
         if sweep:
-            self._poll_sweep_at = Floors.next_sweep(begun, time.monotonic())
+            self._poll_sweep_at[stream] = Floors.next_sweep(begun, time.monotonic())
             for grant in grants:
                 if grant.shard in work.ready:
                     self._floors.sweep(grant)
@@ -312,8 +318,7 @@ class PostgresStore(SqlStore):
     async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
         begun = time.monotonic()
         if self._floors.look_due(begun):
-            last, xmin, xmax = (await self._db.fetch(self._sql["look"]))[0]
-            self._floors.looked(begun, last, xmin, xmax)
+            await self._look(begun)
             begun = time.monotonic()
         floor = self._floors.start(grant, begun)
         inline = max_bytes // limit
@@ -321,10 +326,19 @@ class PostgresStore(SqlStore):
         self._floors.done(grant, floor, rows[0][1] if rows else None, begun, time.monotonic())
         return await self._events(rows, grant.stream, max_bytes)
 
+    async def _look(self, begun: float) -> None:
+        try:
+            last, xmin, xmax = (await self._db.fetch(self._sql["look"]))[0]
+        except BaseException:
+            self._floors.look_failed()
+            raise
+        self._floors.looked(begun, time.monotonic(), last, xmin, xmax)
+
     async def promote(self, stream: str, limit: int) -> int:
         promoted = await super().promote(stream, limit)
         if promoted:
             self._floors.sweep_all()
+            self._poll_sweep_at.pop(stream, None)
         return promoted
 
     async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
@@ -354,11 +368,10 @@ class PostgresStore(SqlStore):
         # Ids of our own making are in order of time; ids that users gave may stand anywhere above.
         now = (await self._db.fetch(self._sql["now"]))[0][0]
         old, young = uuid7_floor(now - keep_seconds), uuid7_floor(now + _DAY)
-        bound = old if after is None or after < old else _LAST_ID
         start = after or _FIRST_ID
-        rows = await self._db.fetch(
-            self._sql["prune_page_by_id"], keep=-keep_seconds, limit=limit, after=start, bound=bound
-        )
+        bound = old if start < old else _LAST_ID
+        found = await self._db.fetch(self._sql["prune_page_by_id"], keep=-keep_seconds, limit=limit, after=start)
+        rows = [row for row in found if row[0] < bound]
         settled = [event_id for event_id, is_settled in rows if is_settled]
         deleted = 0
         if settled:
@@ -366,6 +379,10 @@ class PostgresStore(SqlStore):
         if len(rows) == limit:
             return Page(deleted, rows[-1][0])
         return Page(deleted, young if bound == old else None)
+
+    async def join(self, stream: str, worker: str, seconds: float) -> None:
+        await super().join(stream, worker, seconds)
+        await self._db.execute(self._sql["wake_dead"])
 
     async def doze(self, stream: str, worker: str, asleep: bool) -> None:
         if self._listener is not None:
@@ -379,26 +396,33 @@ class PostgresListener:
         self._url = url
         self._name = name
         self._channel = channel
+        self._on_wake: list[Callable[[str], None]] = []
         self._task: asyncio.Task[None] | None = None
 
     def start(self, on_wake: Callable[[str], None]) -> None:
+        self._on_wake.append(on_wake)
         if self._task is None:
-            self._task = asyncio.create_task(self._listen(on_wake), name="pillarbox-listen")
+            self._task = asyncio.create_task(self._listen(), name="pillarbox-listen")
 
     async def stop(self) -> None:
         task, self._task = self._task, None
+        self._on_wake.clear()
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
-    async def _listen(self, on_wake: Callable[[str], None]) -> None:
+    def _told(self, connection: Any, pid: int, channel: str, stream: object) -> None:
+        for on_wake in self._on_wake:
+            on_wake(str(stream))
+
+    async def _listen(self) -> None:
         while True:
             closed = asyncio.Event()
             try:
                 connection = await asyncpg.connect(self._url, timeout=_CONNECT_SECONDS)
                 try:
                     connection.add_termination_listener(partial(_set, closed))
-                    await connection.add_listener(self._channel, lambda *told: on_wake(told[3]))
+                    await connection.add_listener(self._channel, self._told)
                     await closed.wait()
                 finally:
                     connection.terminate()

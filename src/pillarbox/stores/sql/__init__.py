@@ -22,15 +22,20 @@ class SqlStore(OperationsPart):
 
     def __init__(self, database: Database, names: Names, *, shards: int = 16, description: str = "") -> None:
         super().__init__(database, names, shards=shards, description=description)
+        self._opened = 0
         self._announced = set()
         self._polls = {}
 
     async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
+        """Safe to call several times: relays of one process can share a store. Each call needs a close."""
+        self._opened += 1
         await self._db.open()
         await self._check_schema()
 
     async def close(self) -> None:
-        await self._db.close()
+        self._opened = max(0, self._opened - 1)
+        if not self._opened:
+            await self._db.close()
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         return self._db.transaction()

@@ -137,11 +137,12 @@ class OrderedPart(SchemaPart):
         return KeyRun(key, Aside(mode), events, self._as_uuid(dead_head))
 
     async def suspect(self, grant: Grant, event: Event | None) -> None:
-        if event is None:
-            changed = await self._db.execute(self._sql["unsuspect"], **fence(grant))
-        else:
-            changed = await self._db.execute(self._sql["suspect"], **fence(grant), suspect=event.id)
-        if not changed:
+        suspect = None if event is None else event.id
+        if not await self._db.execute(self._sql["suspect"], **fence(grant), suspect=suspect):
+            raise lost(grant)
+
+    async def trust(self, grant: Grant) -> None:
+        if not await self._db.execute(self._sql["trust"], **fence(grant)):
             raise lost(grant)
 
     async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:

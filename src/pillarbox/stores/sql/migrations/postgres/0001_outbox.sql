@@ -142,9 +142,10 @@ CREATE TABLE {sleeper} (
 -- As a trigger it serves every driver, and the writer still needs no right but INSERT.
 CREATE FUNCTION {wake}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $wake$
 BEGIN
-    PERFORM pg_notify('{channel}', stream) FROM {sleeper};
+    PERFORM pg_notify('{channel}', stream) FROM {sleeper} WHERE stream IN (SELECT stream FROM added);
     RETURN NULL;
 END
 $wake$
 
-CREATE TRIGGER {wake_trigger} AFTER INSERT ON {event} FOR EACH STATEMENT EXECUTE FUNCTION {wake}()
+CREATE TRIGGER {wake_trigger} AFTER INSERT ON {event} REFERENCING NEW TABLE AS added
+    FOR EACH STATEMENT EXECUTE FUNCTION {wake}()
