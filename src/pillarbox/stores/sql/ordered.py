@@ -1,7 +1,7 @@
 """Ordered streams on SQL: shards that are owned, and turns on them."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
@@ -29,8 +29,6 @@ class OrderedPart(SchemaPart):
 
     _announced: set[str]
     _polls: dict[int, Statement]
-    # A condition on seq for the branch {n} of a poll, on a database that needs one.
-    poll_floor: ClassVar[str] = ""
     # How this driver's cells become Python's own types.
     _event: Callable[[Sequence[Any], str, Status], Event] = staticmethod(event_from_row)
     _as_uuid: Callable[[Any], Any] = staticmethod(_same)
@@ -72,11 +70,12 @@ class OrderedPart(SchemaPart):
 
     async def poll(self, stream: str, worker: str, grants: Sequence[Grant] | None) -> Work:
         shards = range(self._shards) if grants is None else [grant.shard for grant in grants]
-        return await self._poll_shards(stream, worker, shards)
-
-    async def _poll_shards(self, stream: str, worker: str, shards: Sequence[int], **values: Any) -> Work:
-        values |= {f"shard_{place}": shard for place, shard in enumerate(shards)}
+        values = {f"shard_{place}": shard for place, shard in enumerate(shards)}
         rows = await self._db.fetch(self._poll_statement(len(shards)), stream=stream, worker=worker, **values)
+        return self._work(rows)
+
+    @staticmethod
+    def _work(rows: Sequence[Any]) -> Work:
         found: dict[str, list[int]] = {}
         for kind, number in rows:
             found.setdefault(kind, []).append(number)
@@ -93,7 +92,7 @@ class OrderedPart(SchemaPart):
 
     def _poll_statement(self, shards: int) -> Statement:
         if shards not in self._polls:
-            branches = [POLL_SHARD.format(n=place, floor=self.poll_floor.format(n=place)) for place in range(shards)]
+            branches = [POLL_SHARD.format(n=place) for place in range(shards)]
             self._polls[shards] = self._statement(" UNION ALL ".join([POLL, *branches]))
         return self._polls[shards]
 

@@ -258,6 +258,6 @@ POLL: Final = """SELECT 'paused' AS kind, count(*) AS n FROM {stream} WHERE name
         AND next_attempt_at <= {now} AND suspect = {true})"""
 POLL_SHARD: Final = """SELECT 'ready', CAST(:shard_{n} AS {{integer}})
         WHERE EXISTS (SELECT 1 FROM {{event}} {{use_ready}}
-        WHERE stream = :stream AND shard = :shard_{n} AND status = 'pending' {floor})
+        WHERE stream = :stream AND shard = :shard_{n} AND status = 'pending')
     UNION ALL SELECT 'due', CAST(:shard_{n} AS {{integer}}) WHERE EXISTS (SELECT 1 FROM {{blocked_key}}
         WHERE stream = :stream AND shard = :shard_{n} AND next_attempt_at <= {{now}})"""
