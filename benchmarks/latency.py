@@ -19,6 +19,8 @@ from pillarbox.event import key_hash
 from pillarbox.ids import uuid7
 
 PER_SECOND = 200
+# A table in service holds what was published lately; an empty one would have plans of its own.
+SETTLED = 100_000
 IDLE_CPU_PERCENT = 1.0
 IDLE_STATEMENTS = 2.0
 
@@ -86,9 +88,9 @@ def latency(bed: Bed, scale: Scale) -> Row:
     after_commit: list[float] = []
     parts: dict[str, list[float]] = {"commit": [], "produce": []}
     for _ in range(scale.rounds):
-        fill_postgres(bed.url, 0)
+        fill_postgres(bed.url, 0, settled=SETTLED)
         begun, committed = _through_relay(bed, topic, scale.latency_seconds)
-        fill_postgres(bed.url, 0)
+        fill_postgres(bed.url, 0, settled=SETTLED)
         written = asyncio.run(_write(bed.url, scale.latency_seconds))
         commit = statistics.median(end - start for start, end in written.values())
         produce = statistics.median(_bare_produce(bed, topic, scale.latency_seconds))
@@ -111,7 +113,7 @@ def latency(bed: Bed, scale: Scale) -> Row:
 def idle(bed: Bed, scale: Scale) -> list[Row]:
     """What a relay costs while nothing happens: of a core, and of the database."""
     topic = bed.topic("postgres-idle")
-    fill_postgres(bed.url, 0)
+    fill_postgres(bed.url, 0, settled=SETTLED)
     count = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'bench'"
     share, statements = [], []
     with _serve(bed, topic) as child:

@@ -27,6 +27,7 @@ _POSTGRES = f"""INSERT INTO {{p}}_event ({_COLUMNS})
         convert_to(rpad('{{{{"number":' || n || ',"text":"', {PAYLOAD_BYTES - 2}, 'x') || '"}}}}', 'UTF8'),
         'application/json', 'pending'
     FROM (SELECT n, 'order-' || n % {KEYS} AS key FROM generate_series(1, $1::int) AS n) AS numbered"""
+_SETTLE_ALL = "UPDATE {p}_event SET status = 'published', published_at = now(), attempts = 1 WHERE status = 'pending'"
 _HOT_EVENTS = f"""INSERT INTO {{p}}_event ({_COLUMNS})
     SELECT uuidv7(), 'default', 'default', '', 'order.created', 'order', $2::text, $2, $3, $4::bytea,
         'application/json', CASE WHEN n = 1 THEN 'failed' ELSE 'held' END
@@ -46,7 +47,7 @@ async def add_events(connection: Any, prefix: str, events: int) -> None:
     await connection.execute(_POSTGRES.format(p=prefix), events)
 
 
-async def _fill(url: str, prefix: str, events: int, held: int) -> None:
+async def _fill(url: str, prefix: str, events: int, held: int, settled: int) -> None:
     store = PostgresStore(url, prefix=prefix, shards=SHARDS, wake_up=False)
     await store.migrate()
     await store.close()
@@ -58,6 +59,9 @@ async def _fill(url: str, prefix: str, events: int, held: int) -> None:
             number = key_hash(UUID(int=0), HOT_KEY)
             await connection.execute(_HOT_EVENTS.format(p=prefix), held, HOT_KEY, number, payload(0))
             await connection.execute(_HOT_ROW.format(p=prefix), number % SHARDS, HOT_KEY)
+        if settled:
+            await add_events(connection, prefix, settled)
+            await connection.execute(_SETTLE_ALL.format(p=prefix))
         if events:
             await add_events(connection, prefix, events)
             await _check(connection, prefix)
@@ -75,9 +79,10 @@ async def _check(connection: Any, prefix: str) -> None:
         raise RuntimeError("the loader's SQL does not make the events that pillarbox would write")
 
 
-def fill_postgres(url: str, events: int, *, prefix: str = "outbox", held: int = 0) -> None:
-    """An outbox with so many pending events, and so many more held behind one key; whatever was in it is gone."""
-    asyncio.run(_fill(url, prefix, events, held))
+def fill_postgres(url: str, events: int, *, prefix: str = "outbox", held: int = 0, settled: int = 0) -> None:
+    """An outbox with so many pending events, so many held behind one key and so many published ones that are kept;
+    whatever was in it is gone."""
+    asyncio.run(_fill(url, prefix, events, held, settled))
 
 
 def fill_sqlite(path: Path, events: int) -> None:

@@ -62,17 +62,17 @@ async def test_a_database_that_is_killed_under_load_loses_nothing(own_server: Ow
     await store.migrate()
     await store.open()
     to = MemoryPublisher()
-    await store.add(mixed(KEYS, 200))
+    await store.add(mixed(KEYS, 600))
     async with relay(outbox(), stream(to, batch=20)):
-        for goal in (100, 600):
+        for goal in (100, 1000):
             await to.wait_for(goal)
             await asyncio.to_thread(server.kill)
+            assert len(to.deliveries) < 4800
             await asyncio.to_thread(server.start)
-            assert len(to.deliveries) < 1600
-        await retrying(lambda: store.add(mixed(KEYS, 5, first=201)))
-        await settled(store, {Status.PUBLISHED: 1640})
+        await retrying(lambda: store.add(mixed(KEYS, 5, first=601)))
+        await settled(store, {Status.PUBLISHED: 4840})
     await store.close()
-    assert first_deliveries(to.deliveries) == in_order(KEYS, 205)
+    assert first_deliveries(to.deliveries) == in_order(KEYS, 605)
     assert copies(to.deliveries) == 0, "what was published waits until it can be settled"
 
 
