@@ -28,7 +28,7 @@ def test_installs_in_an_empty_environment(dist: Path, tmp_path: Path, kind: str)
     # The sdist builds with this environment's own back end: the test needs no network.
     search = next(path for path in sys.path if path.endswith("site-packages"))
     install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", file]
-    subprocess.run(install, check=True, env={"PYTHONPATH": search, "PATH": "/usr/bin:/bin"})
+    subprocess.run([str(part) for part in install], check=True, env={"PYTHONPATH": search, "PATH": "/usr/bin:/bin"})
     ran = subprocess.run([python.parent / "pillarbox", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("pillarbox 0.")
     relay = "pillarbox.Relay('memory:', [pillarbox.Stream('a', to='stdout:')])"
