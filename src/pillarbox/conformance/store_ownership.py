@@ -133,9 +133,18 @@ class OwnershipTests(StoreSetup):
         assert bob.unclean_count == 1
         (event,) = await self.write(store, bob, self.event())
         await store.suspect(bob, event)
-        await store.suspect(bob, None)
+        await store.trust(bob)
         eve = await self.lose(store, bob, "eve")
         assert (eve.suspect, eve.unclean_count) == (None, 1)
+
+    @pytest.mark.asyncio
+    async def test_an_event_that_ended_is_no_longer_suspected(self, store: Store) -> None:
+        bob = await self.lose(store, await self.own(store))
+        (event,) = await self.write(store, bob, self.event())
+        await store.suspect(bob, event)
+        await store.suspect(bob, None)
+        eve = await self.lose(store, bob, "eve")
+        assert (eve.suspect, eve.unclean_count) == (None, 2)
 
     @pytest.mark.asyncio
     async def test_a_stale_owner_suspects_nobody(self, store: Store, other: Store) -> None:

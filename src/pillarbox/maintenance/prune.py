@@ -22,6 +22,7 @@ class Prune(Service):
     """Deletes in batches, so that no statement holds locks for long; ``limit`` bounds one run of each kind."""
 
     name = "prune"
+    first_seconds = 60.0  # what waited while no relay ran comes first
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ class Service(ABC):
     """Runs ``run_once`` every ``interval_seconds`` until it is stopped; what fails is logged and tried again."""
 
     name: str
-    runs_at_start = True
+    first_seconds = 0.0  # after the start
 
     def __init__(self, interval_seconds: float) -> None:
         if interval_seconds <= 0:
@@ -28,8 +28,7 @@ class Service(ABC):
         """One run; what it did."""
 
     async def run(self) -> None:
-        if not self.runs_at_start:
-            await self._wait()
+        await self._wait(min(self.first_seconds, self.interval_seconds))
         while not self._stop.is_set():
             try:
                 await self.run_once()
@@ -37,11 +36,11 @@ class Service(ABC):
                 log.warning("%s: %s; trying again later", self.name, error, extra={"action": f"{self.name}_failed"})
             except Exception:
                 log.exception("%s failed; trying again later", self.name, extra={"action": f"{self.name}_failed"})
-            await self._wait()
+            await self._wait(self.interval_seconds)
 
-    async def _wait(self) -> None:
+    async def _wait(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), self.interval_seconds)
+            await asyncio.wait_for(self._stop.wait(), seconds)
 
     def stop(self) -> None:
         self._stop.set()

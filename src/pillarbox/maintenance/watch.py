@@ -13,7 +13,7 @@ class Watch(Service):
     """Warns once for each such stream, and again if it was served in between."""
 
     name = "watch"
-    runs_at_start = False  # the workers of this relay have yet to join
+    first_seconds = float("inf")  # the workers of this relay have yet to join
 
     def __init__(self, store: Store, *, interval_seconds: float = 60.0) -> None:
         super().__init__(interval_seconds)

@@ -14,7 +14,7 @@ from uuid import UUID
 from pillarbox.errors import ConfigError, DuplicateEvent, PillarboxError, SchemaError, StoreDown, StoreError
 from pillarbox.store import Features
 from pillarbox.stores.sql import Connection, Dialect, Names, SqlStore, Statement
-from pillarbox.stores.sql.rows import event_from_text_row, instant
+from pillarbox.stores.sql.rows import event_from_text_row, events_from_text_rows, instant
 
 T = TypeVar("T")
 
@@ -188,6 +188,7 @@ class SqliteStore(SqlStore):
     migrations = "sqlite"
     dialect = DIALECT
     _event = staticmethod(event_from_text_row)
+    _batch = staticmethod(events_from_text_rows)
 
     def __init__(self, path: str, *, prefix: str = "outbox", shards: int = 16) -> None:
         super().__init__(SqliteDatabase(path), Names(prefix), shards=shards, description=f"sqlite {path}")

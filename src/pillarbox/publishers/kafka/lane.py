@@ -1,8 +1,9 @@
 """One slot of the Kafka publisher: sends a batch in waves, so that every key keeps its order. Blocking."""
 
+import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from pillarbox.publishers.kafka.verdicts import (
     REFUSED_WITH_ITS_BATCH,
     Verdicts,
 )
+
+logger = logging.getLogger("pillarbox.publishers.kafka")
 
 TICK_SECONDS: Final = 0.1
 QUIET_SECONDS: Final = 5.0
@@ -147,7 +150,7 @@ class Lane:
         roomy = max(limit - HEADROOM_BYTES, limit // 2)
         return Target(topic.name, refusal, topic.compacted, limit, roomy)
 
-    def _produce(self, call: Call, client: Client, todo: Iterable[int]) -> tuple[list[int], list[int]]:
+    def _produce(self, call: Call, client: Client, todo: Sequence[int]) -> tuple[list[int], list[int]]:
         """Queue what may go now: which were queued, and which have to wait for the next wave."""
         sent: list[int] = []
         later: list[int] = []
@@ -159,6 +162,9 @@ class Lane:
         written_topic = events[0].topic
         target = targets[written_topic]
         topic, topic_refusal, compacted, _, roomy_bytes = target
+        if runs is None and not stops and topic_refusal is None and not compacted and isinstance(todo, range):
+            sent = list(range(self._produce_plain(events, topic, roomy_bytes, client, reporters)))
+            todo = todo[len(sent) :]
         for index in todo:
             event = events[index]
             if event.topic != written_topic:
@@ -196,6 +202,24 @@ class Lane:
             else:
                 call.settle(index, refusal)
         return sent, later
+
+    def _produce_plain(
+        self, events: Sequence[Event], topic: str, roomy_bytes: int, client: Client, reporters: Sequence[Any]
+    ) -> int:
+        """Queue events of one topic until one is not ordinary; how many. The general loop takes it up from there,
+        and meets the same trouble again."""
+        envelope, produce = self._envelope, client.produce
+        queued = 0
+        try:
+            for event, reporter in zip(events, reporters, strict=False):
+                key, value, headers = envelope(event)
+                if value is not None and len(value) > roomy_bytes:
+                    break
+                produce(topic, value, key, -1, reporter, headers=headers)
+                queued += 1
+        except Exception as error:
+            logger.debug("event %s is not ordinary: %s", events[queued].id, type(error).__name__)
+        return queued
 
     def _wait(self, call: Call, client: Client) -> Ending:
         """Until every message queued has its report. In an outage that is as long as the outage."""

@@ -7,7 +7,7 @@ from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
 from pillarbox.store import Aside, Failure, Grant, KeyRun, Settlement, Work
 from pillarbox.stores.sql.database import Connection
-from pillarbox.stores.sql.rows import ADDED, ID, PAYLOAD, cut, error_line, event_from_row, keepable
+from pillarbox.stores.sql.rows import ADDED, ID, PAYLOAD, cut, error_line, event_from_row, events_from_rows, keepable
 from pillarbox.stores.sql.schema import SchemaPart
 from pillarbox.stores.sql.statements import POLL, POLL_SHARD, Statement
 
@@ -31,6 +31,7 @@ class OrderedPart(SchemaPart):
     _polls: dict[int, Statement]
     # How this driver's cells become Python's own types.
     _event: Callable[[Sequence[Any], str, Status], Event] = staticmethod(event_from_row)
+    _batch: Callable[[Sequence[Any], str, Status], list[Event]] = staticmethod(events_from_rows)
     _as_uuid: Callable[[Any], Any] = staticmethod(_same)
     _as_instant: Callable[[Any], Any] = staticmethod(_same)
 
@@ -109,8 +110,7 @@ class OrderedPart(SchemaPart):
         """Pending events from the rows of a read, with the payloads that were left behind."""
         if any(row[ADDED] is not None for row in rows):
             rows = await self._with_payloads(rows, max_bytes)
-        make, pending = self._event, Status.PENDING
-        return [make(row, stream, pending) for row in rows]
+        return self._batch(rows, stream, Status.PENDING)
 
     async def _with_payloads(self, rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
         kept = cut(rows, max_bytes)

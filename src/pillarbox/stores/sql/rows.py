@@ -31,6 +31,17 @@ def event_from_row(row: Sequence[Any], stream: str, status: Status) -> Event:
     return tuple.__new__(Event, cells)
 
 
+def events_from_rows(rows: Sequence[Sequence[Any]], stream: str, status: Status) -> list[Event]:
+    """The same for a batch, half as dear for events that have no headers and no instant of their own."""
+    new, tail = tuple.__new__, (NO_HEADERS, stream, status, None)
+    return [
+        new(Event, (*row[:OCCURRED_AT], row[CREATED_AT], *row[CREATED_AT:HEADERS], *tail))
+        if row[OCCURRED_AT] is None and row[HEADERS] is None
+        else event_from_row(row, stream, status)
+        for row in rows
+    ]
+
+
 def event_from_text_row(row: Sequence[Any], stream: str, status: Status) -> Event:
     """The same where ids and instants come as text."""
     cells = list(row)
@@ -51,6 +62,11 @@ def cut(rows: Sequence[Sequence[Any]], max_bytes: int) -> list[list[Any]]:
             break
         kept.append(list(row))
     return kept
+
+
+def events_from_text_rows(rows: Sequence[Sequence[Any]], stream: str, status: Status) -> list[Event]:
+    """The same for a batch."""
+    return [event_from_text_row(row, stream, status) for row in rows]
 
 
 def instant(text: str) -> datetime:
