@@ -250,7 +250,7 @@ class OperatorTests(StoreSetup):
         assert not await store.keys_aside(grant)
 
     @pytest.mark.asyncio
-    async def test_a_parked_key_goes_on_when_nothing_dead_stands_before(self, store: Store) -> None:
+    async def test_a_parked_key_goes_on_when_its_head_is_decided(self, store: Store) -> None:
         grant, key, events = await self._kill(store, Aside.PARKED)
         assert await self.count(store) == {Status.DEAD: 3}
         await store.replay([events[1].id], "olga")
