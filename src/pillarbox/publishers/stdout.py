@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from io import FileIO
@@ -38,7 +39,7 @@ class Sink(Protocol):
     def flush(self) -> None: ...
 
 
-class _LinePublisher:
+class _LinePublisher(ABC):
     """Writes a batch as lines in one go; nothing of it counts as published before all of it is written."""
 
     def __init__(self) -> None:
@@ -52,17 +53,18 @@ class _LinePublisher:
         return PublisherFeatures()
 
     @property
-    def description(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def description(self) -> str: ...
 
+    @abstractmethod
     def _prepare(self) -> None:
         """Get ready to write. In the thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _write(self, data: bytes) -> None:
         """Write all of it, durably; OSError or ValueError when that failed. In the thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _let_go(self) -> None:
         """Close what ``_prepare`` opened. In the thread."""
 
@@ -161,6 +163,9 @@ class StdoutPublisher(_LinePublisher):
 
     def _prepare(self) -> None:
         self._sink = self._stream or _raw_stdout()
+
+    def _let_go(self) -> None:
+        """Standard output is not ours to close."""
 
     def _write(self, data: bytes) -> None:
         assert self._sink is not None
