@@ -1,6 +1,8 @@
 """Our side, in a process of its own: the real relay, with a clock around the store and the publisher."""
 
 import asyncio
+import os
+import signal
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -85,14 +87,17 @@ async def drain(settings: dict[str, Any]) -> dict[str, Any]:
     store = cast(Store, TimedStore(_store(settings), clock))
     publisher = KafkaPublisher(servers=settings["servers"], topic=settings["topic"], slots=settings["slots"])
     stream = Stream("default", to=publisher, batch=settings["batch"])
-    async with Relay(store, [stream], keep_published_seconds=_keep_seconds(settings)):
+    # As a service, which ends with SIGTERM.
+    service = asyncio.create_task(Relay(store, [stream], keep_published_seconds=_keep_seconds(settings)).run())
+    await clock.done.wait()
+    for _ in range(refills):
+        clock.again()
+        connection = await asyncpg.connect(settings["url"])
+        await add_events(connection, settings["prefix"], settings["events"])
+        await connection.close()
         await clock.done.wait()
-        for _ in range(refills):
-            clock.again()
-            connection = await asyncpg.connect(settings["url"])
-            await add_events(connection, settings["prefix"], settings["events"])
-            await connection.close()
-            await clock.done.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await service
     return clock.report(refills + 1)
 
 

@@ -149,7 +149,9 @@ class Store(Protocol):
         ...
 
     async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
-        """Connect and check the schema. ``on_wake(stream)`` is called when events may have arrived."""
+        """Connect and check the schema. ``on_wake(stream)`` is called when events may have arrived.
+
+        May be called again, by another relay of the process: the last close lets go."""
         ...
 
     async def close(self) -> None: ...

@@ -40,7 +40,8 @@ class SchemaTests(StoreSetup):
         await store.add([self.event()])
         assert not await store.migrate()
         await store.open()
-        assert await self.count(store) == {Status.PENDING: 1}
+        await store.close()
+        assert await self.count(store) == {Status.PENDING: 1}, "it was opened twice, and closed once"
         await store.close()
 
     @pytest.mark.asyncio

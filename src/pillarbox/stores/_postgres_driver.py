@@ -40,9 +40,12 @@ class PostgresDatabase:
         self._pool_size = pool_size
         self._statement_cache = statement_cache
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._opening = asyncio.Lock()
 
     async def open(self) -> None:
-        if self._pool is None:
+        async with self._opening:
+            if self._pool is not None:
+                return
             with self.errors():
                 self._pool = await asyncpg.create_pool(
                     self._url,

@@ -43,6 +43,10 @@ ACCESS_ERRORS: Final = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
+# The client lost its partition or its broker while the event was on its way.
+_BLAMELESS: Final = frozenset(
+    {KafkaError._DESTROY, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
+)
 PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._FATAL})
 
 
@@ -68,7 +72,7 @@ class Verdicts:
             return self.topic(topic_problem(topic, self._destination, error), own=bool(event.topic))
         if code in ACCESS_ERRORS:
             return self.no_access(error.str())
-        return retry(f"{self._destination}: {error.str()}", charged=not error.retriable())
+        return retry(f"{self._destination}: {error.str()}", charged=not (error.retriable() or code in _BLAMELESS))
 
     def topic(self, problem: str, *, own: bool) -> Outcome:
         # A wrong topic of the event is its own fault; a wrong default is a setting, which someone can mend.

@@ -28,9 +28,14 @@ class SqlStore(OperationsPart):
 
     async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
         """Safe to call several times: relays of one process can share a store. Each call needs a close."""
-        self._opened += 1
         await self._db.open()
-        await self._check_schema()
+        try:
+            await self._check_schema()
+        except BaseException:
+            if not self._opened:
+                await self._db.close()
+            raise
+        self._opened += 1
 
     async def close(self) -> None:
         self._opened = max(0, self._opened - 1)
