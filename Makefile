@@ -14,8 +14,9 @@ help: ## list the targets
 env:
 	@tools/env
 
-demo: env ## see it work on SQLite, with nothing else installed
-	@.venv/bin/pillarbox demo
+demo: ## see it work on SQLite, with nothing else installed
+	@tools/env check
+	@PYTHONPATH=src $${PYTHON:-python3} -m pillarbox demo
 
 test: env servers ## the whole suite against real servers, which it brings itself
 	@$(PYTEST) -n 2 --dist loadfile

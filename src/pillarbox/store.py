@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from pillarbox.event import Event, Status
@@ -66,6 +66,9 @@ class Aside(StrEnum):
     RETRY = "retry"  # its head failed and is tried again
     BLOCKED = "blocked"  # its head died: nothing moves until an operator acts
     PARKED = "parked"  # its head died: what follows dies too
+
+
+PARKED: Final = "parked: an earlier event of its key is dead"
 
 
 class Failure(NamedTuple):

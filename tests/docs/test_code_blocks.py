@@ -37,6 +37,16 @@ def test_readme_example_delivers(tmp_path: Path) -> None:
     assert ended.stdout == "mail about order 7\n"
 
 
+def test_a_store_of_ones_own_is_tested_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "writing-a-store.md").read_text()
+    code = next(text for kind, text in BLOCK.findall(page) if kind == "python")
+    (tmp_path / "test_own.py").write_text(code)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "test_own.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout
+    assert " passed" in ended.stdout
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_console_command_is_there(command: str) -> None:
     words = command.removeprefix("$ ").split()

@@ -6,9 +6,9 @@ from pillarbox.conformance.events import make_event
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, outage, rejected, retry
 from pillarbox.relay import Fixed, OnDead
-from pillarbox.relay.plan import PARKED, Rules, plan_claims, plan_key_run, plan_turn, split
+from pillarbox.relay.plan import Rules, plan_claims, plan_key_run, plan_turn, split
 from pillarbox.relay.retry import Retry
-from pillarbox.store import Aside, Failure, KeyAside, KeyRun, Settlement
+from pillarbox.store import PARKED, Aside, Failure, KeyAside, KeyRun, Settlement
 
 POLICIES = list(OnDead)
 ASIDE = {

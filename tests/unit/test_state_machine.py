@@ -12,8 +12,8 @@ from pillarbox.conformance.events import make_event
 from pillarbox.event import Event, Mode, Status, may_move
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Result, outage, rejected, retry
 from pillarbox.relay import Fixed, OnDead
-from pillarbox.relay.plan import PARKED, Rules, plan_key_run, plan_turn, split
-from pillarbox.store import Aside, Failure, KeyRun, Settlement
+from pillarbox.relay.plan import Rules, plan_key_run, plan_turn, split
+from pillarbox.store import PARKED, Aside, Failure, KeyRun, Settlement
 
 KEYS = ("a", "b", "c")
 MAX_ATTEMPTS = 3

@@ -8,12 +8,11 @@ from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, Outcome, Result
 from pillarbox.relay.retry import Exponential, Retry
 from pillarbox.relay.stream import OnDead
-from pillarbox.store import Aside, Failure, KeyAside, KeyRun, Settlement
+from pillarbox.store import PARKED, Aside, Failure, KeyAside, KeyRun, Settlement
 
 log = logging.getLogger(__name__)
 
 _LONGEST_SECONDS = 10 * 365 * 86_400.0
-PARKED = "parked: an earlier event of its key is dead"
 
 
 @dataclass(frozen=True, slots=True)

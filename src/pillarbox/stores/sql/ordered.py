@@ -5,13 +5,12 @@ from typing import Any
 
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
-from pillarbox.store import Aside, Failure, Grant, KeyRun, Settlement, Work
+from pillarbox.store import PARKED, Aside, Failure, Grant, KeyRun, Settlement, Work
 from pillarbox.stores.sql.database import Connection
 from pillarbox.stores.sql.rows import ADDED, ID, PAYLOAD, cut, error_line, event_from_row, events_from_rows, keepable
 from pillarbox.stores.sql.schema import SchemaPart
 from pillarbox.stores.sql.statements import POLL, POLL_SHARD, Statement
 
-_PARKED = "parked: an earlier event of its key is dead"
 _LONG_AGO = -86_400.0
 
 
@@ -163,7 +162,7 @@ class OrderedPart(SchemaPart):
         await self._fail(tx, "fail", settlement.failed)
         parked = [event for event in settlement.held if modes.get(event.key or "") == Aside.PARKED]
         held = [event.id for event in settlement.held if event.key in modes and modes[event.key] != Aside.PARKED]
-        await self._bury(tx, [*settlement.dead, *(Failure(event, _PARKED, event.attempts) for event in parked)])
+        await self._bury(tx, [*settlement.dead, *(Failure(event, PARKED, event.attempts) for event in parked)])
         if held:
             await tx.execute(self._sql["hold"], ids=held)
         for key, (mode, delay, dead_head) in settlement.aside.items():
