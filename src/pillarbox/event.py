@@ -79,10 +79,10 @@ class Event(NamedTuple):
     content_type: str
     schema_id: str | None
     schema_version: str | None
-    occurred_at: datetime  # as it was given, else when it was written
     created_at: datetime
     attempts: int
     max_attempts: int | None  # none: the stream's limit
+    occurred_at: datetime  # as it was given, else when it was written
     headers: Mapping[str, str]
     stream: str
     status: Status

@@ -9,7 +9,7 @@ from uuid import UUID
 from pillarbox.event import NO_HEADERS, Event, Status, key_hash
 
 # The places of cells in EVENT_COLUMNS; what a statement adds comes after them.
-ID, PAYLOAD, OCCURRED_AT, CREATED_AT, HEADERS = 0, 10, 14, 15, 18
+ID, PAYLOAD, CREATED_AT, OCCURRED_AT, HEADERS = 0, 10, 14, 17, 18
 ADDED: Final = 19
 
 
@@ -17,12 +17,9 @@ def event_from_row(row: Sequence[Any], stream: str, status: Status) -> Event:
     """From EVENT_COLUMNS, where the driver gives Python's own types."""
     headers = row[HEADERS]
     # Past the constructor, whose keyword handling costs more than all else here.
-    created_at = row[CREATED_AT]
     cells = (
         *row[:OCCURRED_AT],
-        row[OCCURRED_AT] or created_at,
-        created_at,
-        *row[CREATED_AT + 1 : HEADERS],
+        row[OCCURRED_AT] or row[CREATED_AT],
         json.loads(headers) if headers else NO_HEADERS,
         stream,
         status,
@@ -33,9 +30,9 @@ def event_from_row(row: Sequence[Any], stream: str, status: Status) -> Event:
 
 def events_from_rows(rows: Sequence[Sequence[Any]], stream: str, status: Status) -> list[Event]:
     """The same for a batch, half as dear for events that have no headers and no instant of their own."""
-    new, tail = tuple.__new__, (NO_HEADERS, stream, status, None)
+    new = tuple.__new__
     return [
-        new(Event, (*row[:OCCURRED_AT], row[CREATED_AT], *row[CREATED_AT:HEADERS], *tail))
+        new(Event, (*row[:OCCURRED_AT], row[CREATED_AT], NO_HEADERS, stream, status, None))
         if row[OCCURRED_AT] is None and row[HEADERS] is None
         else event_from_row(row, stream, status)
         for row in rows

@@ -13,7 +13,7 @@ from typing import Final
 # In the order of the fields of Event, up to headers.
 EVENT_COLUMNS: Final = (
     "id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,"
-    " content_type, schema_id, schema_version, occurred_at, created_at, attempts, max_attempts, headers"
+    " content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers"
 )
 # A payload that is larger than its share of the batch stays behind, with its size told, until the batch is cut.
 _READ_COLUMNS: Final = (
