@@ -1,17 +1,20 @@
 """The outbox as its writers see it: makes events, and refuses what could not be delivered."""
 
 import builtins
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 from uuid import UUID
 
-from pillarbox.errors import ConfigError, InvalidEvent
+from pillarbox.errors import ConfigError, InvalidEvent, NotInTransaction
 from pillarbox.event import NO_HEADERS, Event, Status
 from pillarbox.ids import uuid7
 from pillarbox.names import Names
 from pillarbox.payload import serialise
+from pillarbox.writing import Added, AddedAll, Batch, Exists, Pending, Question
 
 # Lengths in characters; a topic's is what Kafka allows.
 _NAME_LIMITS: Final = {
@@ -30,7 +33,45 @@ _NAME_LIMITS: Final = {
 _REQUIRED: Final = frozenset({"stream", "tenant", "type", "content_type"})
 _HEADER_BYTES: Final = 32_768
 # By the package that a handle's class comes from; imported when the first such handle is seen.
-_WRITERS: Final = {"sqlite3": "pillarbox.writers.sqlite3"}
+_WRITERS: Final = {
+    "sqlalchemy": "pillarbox.writers.sqlalchemy",
+    "psycopg": "pillarbox.writers.psycopg",
+    "psycopg_pool": "pillarbox.writers.psycopg",
+    "asyncpg": "pillarbox.writers.asyncpg",
+    "sqlite3": "pillarbox.writers.sqlite3",
+    "aiosqlite": "pillarbox.writers.aiosqlite",
+    "pymysql": "pillarbox.writers.pymysql",
+    "asyncmy": "pillarbox.writers.asyncmy",
+    "aiomysql": "pillarbox.writers.asyncmy",
+}
+
+OnDuplicate: TypeAlias = Literal["raise", "ignore"]
+
+
+class EventFields(TypedDict, total=False):
+    """The optional fields of an event, see :meth:`Outbox.event`."""
+
+    key: object
+    topic: str
+    stream: str | None
+    tenant: str
+    id: UUID | None
+    aggregate_type: str | None
+    aggregate_id: object
+    aggregate_version: int | None
+    routing_key: str | None
+    content_type: str | None
+    headers: Mapping[str, str] | None
+    schema_id: str | None
+    schema_version: str | None
+    occurred_at: datetime | None
+    available_at: datetime | None
+    max_attempts: int | None
+
+
+class _Capture(NamedTuple):
+    events: list[Event]
+    write: bool
 
 
 class Outbox:
@@ -39,6 +80,8 @@ class Outbox:
     prefix, schema: where its tables are.
     payload_limit: the most bytes that a payload may have.
     streams: from a tenant to the stream of its events, for tenants that need a flow of their own.
+    lock_keys: for applications whose transactions do not wait for each other when they change the same aggregate: those
+    that write events of one key do then, from ``add`` to their commit.
     """
 
     def __init__(
@@ -48,28 +91,93 @@ class Outbox:
         schema: str | None = None,
         payload_limit: int = 1_000_000,
         streams: Mapping[str, str] | None = None,
+        lock_keys: bool = False,
     ) -> None:
         if payload_limit < 1:
             raise ConfigError(f"payload_limit is {payload_limit}; use a number of bytes above 0")
         self._names = Names(prefix, schema)
         self._payload_limit = payload_limit
         self._streams = dict(streams or {})
+        self._lock_keys = lock_keys
+        self._captures: Sequence[_Capture] = ()
 
-    def add(self, tx: Any, type: str, payload: Any, **fields: Any) -> Event:
-        """Write an event in the transaction that ``tx`` has open; ``fields`` are those of :meth:`event`."""
+    def add(
+        self,
+        tx: Any,
+        type: str,
+        payload: Any,
+        *,
+        on_duplicate: OnDuplicate = "raise",
+        **fields: Unpack[EventFields],
+    ) -> Added:
+        """Write an event in the transaction that ``tx`` has open; ``fields`` are those of :meth:`event`.
+
+        tx: a connection, cursor or session of the application; it commits or rolls back, never this call. On drivers
+        that have to be awaited (asyncpg, psycopg's AsyncConnection, aiosqlite, asyncmy, aiomysql, SQLAlchemy's
+        AsyncConnection) await the call; :meth:`transaction` leaves nothing to forget.
+        on_duplicate: for an id that is in the outbox already: ``raise`` DuplicateEvent, or ``ignore`` the new event.
+        """
         event = self.event(type, payload, **fields)
-        self.add_all(tx, [event])
-        return event
+        return Added.of(event, self._write(tx, [event], on_duplicate))
 
-    def add_all(self, tx: Any, events: Sequence[Event]) -> None:
-        """Write events made by :meth:`event`, in this order."""
-        module = next((_WRITERS[root] for kind in builtins.type(tx).__mro__ if (root := _root(kind)) in _WRITERS), None)
-        if module is None:
-            raise ConfigError(
-                f"outbox.add cannot write with a {builtins.type(tx).__module__}.{builtins.type(tx).__qualname__}; "
-                f"pass a connection of: {', '.join(_WRITERS)}"
-            )
-        import_module(module).write(tx, events, self._names)
+    def add_all(self, tx: Any, events: Sequence[Event], *, on_duplicate: OnDuplicate = "raise") -> AddedAll:
+        """Write events made by :meth:`event`, in this order and in one statement; await it as :meth:`add`."""
+        return AddedAll(self._write(tx, events, on_duplicate))
+
+    def _write(self, tx: Any, events: Sequence[Event], on_duplicate: OnDuplicate) -> Pending | None:
+        if on_duplicate not in ("raise", "ignore"):
+            raise ConfigError(f"on_duplicate is {on_duplicate!r}; use 'raise' or 'ignore'")
+        if not events:
+            return None
+        is_written = True
+        for capture in self._captures:
+            capture.events.extend(events)
+            is_written = is_written and capture.write
+        if not is_written:
+            return None
+        batch = Batch(events, self._names, on_duplicate == "ignore", self._lock_keys)
+        if isinstance(tx, Transaction):
+            tx.buffer(batch)
+            return None
+        deferred = _writer(tx).write(tx, batch)
+        return None if deferred is None else Pending(deferred, [event.type for event in events])
+
+    def exists(self, tx: Any, id: UUID) -> Exists:
+        """Whether the outbox knows an event with this id: waiting, published and not yet pruned, or dead."""
+        if isinstance(tx, Transaction):
+            tx = tx.connection
+        return Exists(_writer(tx).exists(tx, Question(id, self._names)))
+
+    @asynccontextmanager
+    async def transaction(self, handle: Any) -> AsyncIterator["Transaction"]:
+        """A transaction on a raw asynchronous driver that writes its events just before it commits.
+
+        handle: a pool or a connection of asyncpg, psycopg, aiosqlite, asyncmy or aiomysql, or SQLAlchemy's AsyncEngine
+        or AsyncConnection. In a transaction that is open already the block is a savepoint.
+        """
+        writer = _writer(handle)
+        async with writer.begin(handle) as connection:
+            tx = Transaction(self, connection)
+            try:
+                yield tx
+                for batch in tx.batches:
+                    deferred = writer.write(connection, batch)
+                    await deferred.run()
+            finally:
+                tx.is_open = False
+
+    @contextmanager
+    def capture(self, *, write: bool = True) -> Iterator[Sequence[Event]]:
+        """For tests of an application: the events that are added to this outbox meanwhile, in order, by any thread.
+
+        They are there whether or not their transaction commits. write: False writes none and touches no transaction.
+        """
+        capture = _Capture([], write)
+        self._captures = [*self._captures, capture]
+        try:
+            yield capture.events
+        finally:
+            self._captures = [each for each in self._captures if each is not capture]
 
     def event(
         self,
@@ -95,7 +203,9 @@ class Outbox:
     ) -> Event:
         """An event that can be delivered, or InvalidEvent.
 
+        payload: bytes and text as they are, anything else as JSON: plain data, dataclasses, Pydantic or msgspec models.
         key: what orders it; default the aggregate_id; anything with a text form. available_at: not before this instant.
+        headers: with the W3C trace context of the current OpenTelemetry span, unless it brings its own.
         """
         data, own_type = serialise(payload)
         if len(data) > self._payload_limit:
@@ -127,11 +237,72 @@ class Outbox:
             attempts=0,
             max_attempts=max_attempts,
             status=Status.PENDING if available_at is None else Status.SCHEDULED,
-            headers=dict(headers) if headers else NO_HEADERS,
+            headers=_with_trace(headers),
             available_at=_utc("available_at", available_at),
         )
         _check(event)
         return event
+
+
+class Transaction:
+    """The transaction of an :meth:`Outbox.transaction` block; everything but its own methods is the connection's."""
+
+    def __init__(self, outbox: Outbox, connection: Any) -> None:
+        self.connection = connection
+        self.batches: list[Batch] = []
+        self.is_open = True
+        self._outbox = outbox
+
+    def add(
+        self,
+        type: str,
+        payload: Any,
+        *,
+        on_duplicate: OnDuplicate = "raise",
+        **fields: Unpack[EventFields],
+    ) -> Event:
+        """Have an event written before the block commits."""
+        return self._outbox.add(self, type, payload, on_duplicate=on_duplicate, **fields)
+
+    def add_all(self, events: Sequence[Event], *, on_duplicate: OnDuplicate = "raise") -> None:
+        """Have events written before the block commits, in this order."""
+        self._outbox.add_all(self, events, on_duplicate=on_duplicate)
+
+    def buffer(self, batch: Batch) -> None:
+        if not self.is_open:
+            raise NotInTransaction("this outbox.transaction block has ended; add events inside of it")
+        if not self.batches or self.batches[-1]._replace(events=()) != batch._replace(events=()):
+            self._events: list[Event] = []
+            self.batches.append(batch._replace(events=self._events))
+        self._events.extend(batch.events)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+
+def _writer(tx: Any) -> Any:
+    kinds = builtins.type(tx).__mro__
+    module = next((_WRITERS[root] for kind in kinds if (root := _root(kind)) in _WRITERS), None)
+    if module is None:
+        raise ConfigError(
+            f"the outbox cannot write with a {kinds[0].__module__}.{kinds[0].__qualname__}; "
+            f"pass a connection, cursor or session of: {', '.join(_WRITERS)}"
+        )
+    return import_module(module)
+
+
+def _with_trace(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    # An application that traces has imported it; one that does not must not pay for it.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or (headers and "traceparent" in headers):
+        return dict(headers) if headers else NO_HEADERS
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return dict(headers) if headers else NO_HEADERS
+    context = {"traceparent": f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"}
+    if span.trace_state:
+        context["tracestate"] = span.trace_state.to_header()
+    return {**(headers or {}), **context}
 
 
 def _root(kind: type) -> str:

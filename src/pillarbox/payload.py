@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -88,6 +89,11 @@ def _default(value: Any) -> Any:
         return dict(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
+    # Models of the libraries that applications define their messages with; asked by shape, so that none is imported.
+    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
+        return dump(mode="json")
+    if hasattr(value, "__struct_fields__") and not isinstance(value, type):
+        return sys.modules["msgspec"].to_builtins(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     raise TypeError(f"a value of type {type(value).__name__} has no JSON form")

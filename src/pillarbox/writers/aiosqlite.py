@@ -1,0 +1,51 @@
+"""Events in the caller's transaction on an ``aiosqlite`` connection."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import aiosqlite
+
+from pillarbox.writers._sqlite_rules import judge, refuse_autocommit
+from pillarbox.writers._statements import SQLITE, question, statements, translated
+from pillarbox.writing import Batch, Deferred, Question
+
+
+def write(handle: aiosqlite.Connection, batch: Batch) -> Deferred:
+    """Insert events when awaited."""
+    refuse_autocommit(handle)
+    return Deferred(partial(_write, handle, batch), handle.stop)
+
+
+async def _write(connection: aiosqlite.Connection, batch: Batch) -> None:
+    with translated(batch.names, batch, judge):
+        for text, values in statements(batch, SQLITE):
+            await connection.execute(text, values)
+
+
+def exists(handle: aiosqlite.Connection, asked: Question) -> Deferred:
+    """Whether the outbox knows this event, when awaited."""
+    return Deferred(partial(_exists, handle, asked), handle.stop)
+
+
+async def _exists(connection: aiosqlite.Connection, asked: Question) -> bool:
+    with translated(asked.names, None, judge):
+        async with connection.execute(*question(asked, SQLITE)) as cursor:
+            return await cursor.fetchone() is not None
+
+
+@asynccontextmanager
+async def begin(handle: aiosqlite.Connection) -> AsyncIterator[aiosqlite.Connection]:
+    """A transaction, or a savepoint in the one that is open."""
+    # IMMEDIATE: a transaction that reads first and writes later would fail when another has written.
+    begin, commit, rollback = ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK")
+    if handle.in_transaction:
+        begin, commit, rollback = ("SAVEPOINT pillarbox", "RELEASE pillarbox", "ROLLBACK TO pillarbox")
+    await handle.execute(begin)
+    try:
+        yield handle
+        await handle.execute(commit)
+    except BaseException:
+        if handle.in_transaction:
+            await handle.execute(rollback)
+        raise

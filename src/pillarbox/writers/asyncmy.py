@@ -1,0 +1,75 @@
+"""Events in the caller's transaction on a connection or cursor of asyncmy or aiomysql, which look alike."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from pillarbox.writers._mysql_rules import in_transaction, judge, refuse_autocommit
+from pillarbox.writers._statements import MYSQL, no_transaction_on_a_pool, question, statements, translated
+from pillarbox.writing import Batch, Deferred, Question
+
+
+def _connection(handle: Any) -> Any:
+    # A cursor has the connection that made it; a pool has none yet.
+    connection = getattr(handle, "connection", handle)
+    if not hasattr(connection, "get_autocommit"):
+        raise no_transaction_on_a_pool()
+    return connection
+
+
+def _cursor(connection: Any) -> Any:
+    """A plain one, whatever kind the connection makes by default."""
+    package = type(connection).__module__.partition(".")[0]
+    return connection.cursor(import_module(f"{package}.cursors").Cursor)
+
+
+def write(handle: Any, batch: Batch) -> Deferred:
+    """Insert events when awaited."""
+    connection = _connection(handle)
+    refuse_autocommit(connection)
+    return Deferred(partial(_write, connection, batch), connection.close)
+
+
+async def _write(connection: Any, batch: Batch) -> None:
+    with translated(batch.names, batch, judge):
+        async with _cursor(connection) as cursor:
+            for text, values in statements(batch, MYSQL):
+                await cursor.execute(text, values)
+
+
+def exists(handle: Any, asked: Question) -> Deferred:
+    """Whether the outbox knows this event, when awaited."""
+    connection = _connection(handle)
+    return Deferred(partial(_exists, connection, asked), connection.close)
+
+
+async def _exists(connection: Any, asked: Question) -> bool:
+    with translated(asked.names, None, judge):
+        async with _cursor(connection) as cursor:
+            await cursor.execute(*question(asked, MYSQL))
+            return await cursor.fetchone() is not None
+
+
+@asynccontextmanager
+async def begin(handle: Any) -> AsyncIterator[Any]:
+    """A transaction on a connection of this pool or on this connection, or a savepoint in the one that is open."""
+    async with AsyncExitStack() as stack:
+        connection = handle
+        if not hasattr(handle, "get_autocommit"):
+            connection = await stack.enter_async_context(handle.acquire())
+        # Without autocommit a transaction of the caller's may have begun with any statement.
+        nested = in_transaction(connection)
+        await _run(connection, "SAVEPOINT pillarbox" if nested else "BEGIN")
+        try:
+            yield connection
+            await _run(connection, "RELEASE SAVEPOINT pillarbox" if nested else "COMMIT")
+        except BaseException:
+            await _run(connection, "ROLLBACK TO SAVEPOINT pillarbox" if nested else "ROLLBACK")
+            raise
+
+
+async def _run(connection: Any, text: str) -> None:
+    async with _cursor(connection) as cursor:
+        await cursor.execute(text)

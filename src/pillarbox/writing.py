@@ -1,0 +1,115 @@
+"""What passes between the outbox and its writers, and what a caller gets back from a driver that has to be awaited."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pillarbox.event import Event
+from pillarbox.names import Names
+
+log = logging.getLogger("pillarbox.outbox")
+
+
+class Batch(NamedTuple):
+    """Events for one outbox, in this order."""
+
+    events: Sequence[Event]
+    names: Names
+    ignore_duplicates: bool = False
+    lock_keys: bool = False  # writers of one key wait for each other until they commit
+
+
+class Question(NamedTuple):
+    """Whether an outbox knows an event."""
+
+    id: UUID
+    names: Names
+
+
+class Deferred(NamedTuple):
+    """Work on a driver that has to be awaited."""
+
+    run: Callable[[], Awaitable[Any]]
+    abandon: Callable[[], object]  # ends the connection without waiting, so that its transaction cannot commit
+
+
+class Pending:
+    """A write that has to be awaited. If it is dropped instead, its connection is ended: better no data than data
+    without its event."""
+
+    def __init__(self, deferred: Deferred, types: Sequence[str]) -> None:
+        self._deferred = deferred
+        self._types = types
+        self._is_awaited = False
+        self._thread = threading.get_ident()
+        self._loop = asyncio.get_running_loop()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        self._is_awaited = True
+        yield from self._deferred.run().__await__()
+
+    def __del__(self) -> None:
+        if self._is_awaited:
+            return
+        log.error(
+            "outbox.add was not awaited for %s; its connection is closed, so that nothing commits without its event: "
+            "write `await outbox.add(...)`, or use `async with outbox.transaction(...)`",
+            ", ".join(self._types),
+            extra={"action": "event_not_awaited"},
+        )
+        if threading.get_ident() == self._thread:
+            self._deferred.abandon()
+        else:
+            with suppress(RuntimeError):  # the loop has ended, and its connections with it
+                self._loop.call_soon_threadsafe(self._deferred.abandon)
+
+
+class Added(Event):
+    """An event that was added. On drivers that have to be awaited it is written by ``await``; elsewhere ``await`` does
+    nothing more."""
+
+    pending: Pending | None = None
+
+    @classmethod
+    def of(cls, event: Event, pending: Pending | None) -> "Added":
+        added = tuple.__new__(cls, event)
+        if pending is not None:
+            added.pending = pending
+        return added
+
+    def __await__(self) -> Generator[Any, Any, Event]:
+        if self.pending is not None:
+            yield from self.pending.__await__()
+        return self
+
+
+class AddedAll:
+    """Events that were added; see :class:`Added`."""
+
+    def __init__(self, pending: Pending | None) -> None:
+        self._pending = pending
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        if self._pending is not None:
+            yield from self._pending.__await__()
+
+
+class Exists:
+    """The answer of ``exists``: true or false, and on drivers that have to be awaited the same by ``await``."""
+
+    def __init__(self, answer: bool | Deferred) -> None:
+        self._answer = answer
+
+    def __bool__(self) -> bool:
+        if isinstance(self._answer, Deferred):
+            raise TypeError("this driver has to be awaited: write `await outbox.exists(...)`")
+        return self._answer
+
+    def __await__(self) -> Generator[Any, Any, bool]:
+        if isinstance(self._answer, Deferred):
+            self._answer = yield from self._answer.run().__await__()
+        return bool(self)

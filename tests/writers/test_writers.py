@@ -1,0 +1,309 @@
+"""What every writer promises, on every driver and its real database."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pillarbox import Event, InvalidEvent, Outbox, Status
+from pillarbox.errors import ConfigError, DuplicateEvent, NotInTransaction, SchemaError
+from pillarbox.ids import uuid7
+from pillarbox.store import Failure, Settlement
+from tests.writers.conftest import Shop
+from tests.writers.drivers import done
+
+AWAITED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.is_awaited)
+POOLED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.has_pool)
+# SQLite has one writer at a time; a driver that is not awaited would wait in this thread.
+CONCURRENT: pytest.MarkDecorator = pytest.mark.drivers.with_args(
+    lambda database, kind: database != "sqlite" and kind.is_awaited
+)
+AWKWARD = """snow ☃ 😀 "double" 'single' \\ back % percent %s %(name)s $1 ? :name ; -- `tick`"""
+
+
+async def added_and_flushed(shop: Shop, **fields: Any) -> None:
+    """Add an event; where that waits for a flush, flush."""
+    await shop.add(**fields)
+    if shop.driver.is_buffered:
+        await shop.driver.commit()
+
+
+async def block(shop: Shop, handle: Any, events: Sequence[Event], *, fail: bool = False, order: bool = True) -> None:
+    async with shop.outbox.transaction(handle) as tx:
+        if order:
+            await shop.order()
+        tx.add_all(events)
+        if fail:
+            raise ZeroDivisionError
+
+
+@pytest.mark.asyncio
+async def test_data_and_event_commit_together(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    await shop.order()
+    await shop.add(key=7)
+    assert not await shop.store.count("default")
+    await shop.driver.commit()
+    assert await shop.data() == 1
+    assert [(event.type, event.key, event.payload) for event in await shop.events()] == [
+        ("order.created", "7", b'{"id":1}')
+    ]
+
+
+@pytest.mark.asyncio
+async def test_data_and_event_roll_back_together(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    await shop.order()
+    await shop.add()
+    await shop.driver.rollback()
+    assert await shop.data() == 0
+    assert await shop.events() == []
+
+
+@pytest.mark.asyncio
+async def test_every_field_arrives_as_it_was_given(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    occurred_at = datetime(2024, 2, 29, 23, 59, 59, 123000, tzinfo=UTC)
+    full = await shop.add(
+        AWKWARD[:100],
+        bytes(range(256)) * 3,
+        key=AWKWARD,
+        topic="orders",
+        tenant="acme",
+        id=uuid4(),
+        aggregate_type="order",
+        aggregate_id=AWKWARD,
+        aggregate_version=2**62,
+        routing_key="eu.orders",
+        content_type="application/x-own",
+        headers={"a": AWKWARD, "b": ""},
+        schema_id="17",
+        schema_version="1.2",
+        occurred_at=occurred_at,
+        max_attempts=3,
+    )
+    plain = await shop.add(payload=AWKWARD)
+    await shop.add(key="later", available_at=datetime.now(UTC) + timedelta(days=1))
+    await shop.driver.commit()
+    found = {event.id: event for event in await shop.events()}
+    assert found.keys() == {full.id, plain.id}
+    back = found[full.id]
+    assert back == full._replace(seq=back.seq, created_at=back.created_at)
+    assert found[plain.id].payload == AWKWARD.encode()
+    assert (await shop.store.count("default"))[Status.SCHEDULED] == 1
+
+
+@pytest.mark.asyncio
+async def test_many_are_written_in_their_order(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    events = [shop.outbox.event("counted", {"n": n}, key=n % 7) for n in range(1203)]
+    await shop.outbox.add_all(shop.driver.handle, events)
+    await shop.outbox.add_all(shop.driver.handle, [])
+    await shop.driver.commit()
+    assert [json.loads(event.payload)["n"] for event in await shop.events()] == list(range(1203))
+
+
+@pytest.mark.asyncio
+async def test_it_refuses_where_every_statement_commits_by_itself(shop: Shop) -> None:
+    await shop.driver.open(autocommit=True)
+    with pytest.raises(NotInTransaction, match="would not commit together"):
+        await added_and_flushed(shop)
+    assert await shop.events() == []
+
+
+@pytest.mark.asyncio
+async def test_an_id_is_written_once(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    first = await shop.add(payload={"n": 1})
+    await shop.driver.commit()
+    await shop.driver.begin()
+    with pytest.raises(DuplicateEvent, match=str(first.id)):
+        await added_and_flushed(shop, payload={"n": 2}, id=first.id)
+    await shop.driver.rollback()
+    await shop.driver.begin()
+    await shop.order()
+    await shop.add(payload={"n": 3}, id=first.id, on_duplicate="ignore")
+    other = await shop.add(payload={"n": 4}, on_duplicate="ignore")
+    await shop.driver.commit()
+    assert await shop.data() == 1
+    assert [(event.id, event.payload) for event in await shop.events()] == [
+        (first.id, b'{"n":1}'),
+        (other.id, b'{"n":4}'),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_exists_knows_the_open_transaction_and_the_dead(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    assert not await shop.outbox.exists(shop.driver.handle, uuid7())
+    event = await shop.add()
+    assert await shop.outbox.exists(shop.driver.handle, event.id)
+    await shop.driver.commit()
+    grants = await shop.store.take("default", "reader", 100, 60.0)
+    for grant in grants:
+        for found in await shop.store.read(grant, 10, 1_000_000):
+            await shop.store.settle(grant, Settlement(dead=[Failure(found, "poison", 1)]))
+    await shop.store.give(grants)
+    assert await shop.events() == []
+    await shop.driver.begin()
+    assert await shop.outbox.exists(shop.driver.handle, event.id)
+    await shop.driver.rollback()
+
+
+@pytest.mark.asyncio
+async def test_exists_cannot_be_taken_for_an_answer_without_await(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    answer = shop.outbox.exists(shop.driver.handle, uuid7())
+    if shop.driver.is_awaited:
+        with pytest.raises(TypeError, match="await"):
+            bool(answer)
+    assert not await answer
+    assert not answer
+
+
+@pytest.mark.asyncio
+async def test_bad_input_leaves_the_transaction_usable(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    await shop.order()
+    for payload in ({"n": float("nan")}, {"n": "\0"}, {"n": "\ud800"}, {"n": object()}, "x" * 1_000_001):
+        with pytest.raises(InvalidEvent):
+            await shop.add(payload=payload)
+    await shop.driver.commit()
+    assert await shop.data() == 1
+    assert await shop.events() == []
+
+
+@pytest.mark.asyncio
+async def test_without_tables_it_says_how_to_make_them(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    shop.outbox = Outbox(prefix="nowhere")
+    with pytest.raises(SchemaError, match="pillarbox init"):
+        await added_and_flushed(shop)
+    await shop.driver.rollback()
+    with pytest.raises(SchemaError, match="pillarbox init"):
+        await shop.outbox.exists(shop.driver.handle, uuid7())
+
+
+@pytest.mark.asyncio
+@AWAITED
+async def test_a_forgotten_await_leaves_no_data_without_its_event(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    await shop.order()
+    with caplog.at_level(logging.ERROR):
+        shop.outbox.add(shop.driver.handle, "order.created", {"secret": 1})
+    (record,) = [record for record in caplog.records if record.name == "pillarbox.outbox"]
+    assert "order.created" in record.getMessage()
+    assert "secret" not in record.getMessage()
+    with pytest.raises(Exception, match=r"(?i)clos|connect"):  # in each driver's own words
+        await shop.driver.commit()
+    assert await shop.data() == 0
+    assert await shop.events() == []
+
+
+@pytest.mark.asyncio
+@AWAITED
+async def test_a_block_writes_its_events_before_it_commits(shop: Shop) -> None:
+    await shop.driver.open()
+    async with shop.outbox.transaction(shop.driver.handle) as tx:
+        await shop.order()
+        tx.add("first", {"n": 1})
+        shop.outbox.add(tx, "second", {"n": 2})
+        tx.add_all([shop.outbox.event("third", {"n": 3}), shop.outbox.event("fourth", {"n": 4})])
+        assert not await shop.outbox.exists(tx, uuid7())
+    assert [event.type for event in await shop.events()] == ["first", "second", "third", "fourth"]
+    assert await shop.data() == 1
+    with pytest.raises(NotInTransaction, match="has ended"):
+        tx.add("late", {})
+
+
+@pytest.mark.asyncio
+@AWAITED
+async def test_a_block_that_fails_writes_nothing(shop: Shop) -> None:
+    await shop.driver.open()
+    first = shop.outbox.event("first", {})
+    with pytest.raises(ZeroDivisionError):
+        await block(shop, shop.driver.handle, [first], fail=True)
+    with pytest.raises(DuplicateEvent):
+        await block(shop, shop.driver.handle, [first, first])
+    assert await shop.events() == []
+    assert await shop.data() == 0
+
+
+@pytest.mark.asyncio
+@AWAITED
+async def test_a_block_in_an_open_transaction_is_a_savepoint(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    await shop.order()
+    async with shop.outbox.transaction(shop.driver.handle) as tx:
+        tx.add("kept", {})
+    with pytest.raises(ZeroDivisionError):
+        await block(shop, shop.driver.handle, [shop.outbox.event("gone", {})], fail=True)
+    assert not await shop.store.count("default")
+    await shop.driver.commit()
+    assert [event.type for event in await shop.events()] == ["kept"]
+    assert await shop.data() == 1
+
+
+@pytest.mark.asyncio
+@POOLED
+async def test_a_block_on_a_pool(shop: Shop) -> None:
+    pool = await shop.driver.pool()
+    with pytest.raises(ConfigError):
+        shop.outbox.add(pool, "order.created", {})
+    async with shop.outbox.transaction(pool) as tx:
+        tx.add("order.created", {})
+    with pytest.raises(ZeroDivisionError):
+        await block(shop, pool, [shop.outbox.event("gone", {})], fail=True, order=False)
+    await shop.driver.close_pool(pool)
+    assert [event.type for event in await shop.events()] == ["order.created"]
+
+
+@pytest.mark.asyncio
+@CONCURRENT
+async def test_writers_of_one_key_can_wait_for_each_other(shop: Shop) -> None:
+    outbox = Outbox(prefix=shop.outbox._names.prefix, lock_keys=True)
+    other = type(shop.driver)(shop.driver.url)
+    await shop.driver.open()
+    await other.open()
+    await shop.driver.begin()
+    await other.begin()
+    await outbox.add(shop.driver.handle, "first", {}, key="k")
+    second = asyncio.ensure_future(done(outbox.add(other.handle, "second", {}, key="k")))
+    await outbox.add(shop.driver.handle, "first, too", {}, key="another")
+    assert not second.done()
+    await shop.driver.commit()
+    await second
+    await other.commit()
+    await other.close()
+    assert [event.type for event in await shop.events()] == ["first", "first, too", "second"]
+
+
+@pytest.mark.asyncio
+async def test_what_is_captured_and_not_written(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    with shop.outbox.capture() as events:
+        await shop.add("seen")
+    await shop.add("not captured")
+    with shop.outbox.capture(write=False) as unwritten:
+        await shop.add("not written")
+    await shop.driver.commit()
+    assert [event.type for event in events] == ["seen"]
+    assert [event.type for event in unwritten] == ["not written"]
+    assert [event.type for event in await shop.events()] == ["seen", "not captured"]
