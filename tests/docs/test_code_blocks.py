@@ -65,11 +65,3 @@ def test_unknown_target_is_one_sentence() -> None:
     ended = subprocess.run(["make", "tset"], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 2
     assert "there is no target 'tset'" in ended.stderr
-
-
-def test_demo_proves_the_promise() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "pillarbox", "demo", "--seconds", "3"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "The promise held." in ended.stdout

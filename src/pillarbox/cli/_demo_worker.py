@@ -3,26 +3,44 @@
 import asyncio
 import json
 import logging
+import os
+import signal
 import sqlite3
 import sys
+import threading
+from typing import Final
 
 from pillarbox import Event, Handlers, Relay, Stream
+from pillarbox.cli._demo_crew import BATCH, LEASE_SECONDS, SLOTS
+
+_ANSWER_SECONDS: Final = 0.002
 
 
 def main(shop: str, ledger: str, name: str) -> None:
     logging.disable(logging.WARNING)
+    threading.Thread(target=_end_with_the_demo, name="lifeline", daemon=True).start()
     handlers = Handlers()
     deliveries = sqlite3.connect(ledger, isolation_level=None, timeout=10, check_same_thread=False)
+    # The ledger has to survive a kill, not a power cut.
+    deliveries.execute("PRAGMA synchronous = OFF")
 
     @handlers.on("order.placed")
     async def deliver(event: Event) -> None:
         order = json.loads(event.payload)
         row = (str(event.id), event.key, order["number"], name)
         deliveries.execute("INSERT INTO delivery (event_id, key, number, worker) VALUES (?, ?, ?, ?)", row)
+        # As a destination does that answers after a moment: what it has got is not yet settled.
+        await asyncio.sleep(_ANSWER_SECONDS)
 
-    # A short lease, so that the take-over can be watched.
-    stream = Stream("default", to=handlers, lease_seconds=2.0, batch=50)
+    stream = Stream("default", to=handlers, lease_seconds=LEASE_SECONDS, slots=SLOTS, batch=BATCH)
     asyncio.run(Relay(f"sqlite:///{shop}", [stream], name=name).run())
+
+
+def _end_with_the_demo() -> None:
+    # Nothing is ever written there: it ends when the demo does, even if that was killed.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

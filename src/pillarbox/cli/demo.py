@@ -1,205 +1,249 @@
 """``pillarbox demo``: a shop, a relay that is killed, and the proof that nothing was lost. Needs only SQLite."""
 
 import argparse
-import asyncio
-import random
+import json
+import os
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, Final
 
-from pillarbox.outbox import Outbox
-from pillarbox.stores.sqlite import SqliteStore
+from pillarbox.cli._demo_crew import BATCH, SLOTS, Crew, DemoFailed, Worker
+from pillarbox.cli._demo_frame import Scene, WorkerSeen
+from pillarbox.cli._demo_proof import Proof, prove
+from pillarbox.cli._demo_screen import Plain, Screen, Silent, choose, hush
+from pillarbox.cli._demo_shop import Files, Shop, Sight, Window
 
-CUSTOMERS = 20
-DEADLINE_SECONDS = 20.0
+_TICK_SECONDS: Final = 0.1
+_DEADLINE_SECONDS: Final = 20.0
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+_LONGEST_SECONDS: Final = 3600.0
 
 
 def add(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser("demo", help="see it work on SQLite: a shop, a kill, and the proof")
-    parser.add_argument("--seconds", type=float, default=8.0, help="how long the shop takes orders (default 8)")
+    parser.add_argument("--seconds", type=_seconds, default=8.0, help="how long the shop takes orders (default 8)")
+    parser.add_argument("--json", action="store_true", help="show nothing but the proof, as one JSON document")
     parser.set_defaults(run=run)
 
 
-class Proof(NamedTuple):
-    """What the two ledgers say when everything is at rest."""
-
-    committed: int
-    rolled_back: int
-    delivered: int
-    lost: int
-    phantom: int
-    keys_out_of_order: int
-    copies: int
-
-    @property
-    def holds(self) -> bool:
-        return self.committed > 0 and not (self.lost or self.phantom or self.keys_out_of_order)
-
-
-class Shop(threading.Thread):
-    """Takes orders: each is a row and an event in one transaction, and every fifth is rolled back."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(name="shop")
-        self.path = path
-        self.committed = self.rolled_back = 0
-        self.closed = threading.Event()
-
-    def run(self) -> None:
-        outbox = Outbox()
-        with closing(sqlite3.connect(self.path, isolation_level=None, timeout=10)) as connection:
-            while not self.closed.wait(0.002):
-                customer = f"customer-{random.randrange(CUSTOMERS)}"
-                connection.execute("BEGIN IMMEDIATE")
-                (number,) = connection.execute(
-                    "UPDATE customer SET orders = orders + 1 WHERE name = ? RETURNING orders", (customer,)
-                ).fetchone()
-                event = outbox.add(connection, "order.placed", {"customer": customer, "number": number}, key=customer)
-                connection.execute(
-                    "INSERT INTO placed (event_id, key, number) VALUES (?, ?, ?)", (str(event.id), customer, number)
-                )
-                if random.random() < 0.2:
-                    connection.execute("ROLLBACK")
-                    self.rolled_back += 1
-                else:
-                    connection.execute("COMMIT")
-                    self.committed += 1
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo; exit code 1 if the proof fails."""
-    with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as folder:
-        return _Demo(Path(folder), arguments.seconds).run()
+    """Run the demo; exit code 1 if the proof fails, 128 and the signal's number if it was interrupted."""
+    screen: Screen = Silent() if arguments.json else choose(sys.stdout, os.environ)
+    try:
+        return _run(arguments, screen)
+    except BrokenPipeError:
+        hush()
+        raise
+    finally:
+        screen.close()
+
+
+def _run(arguments: argparse.Namespace, screen: Screen) -> int:
+    try:
+        with _Signals(screen) as signals, _folder() as folder:
+            proof, story = _Demo(folder, arguments.seconds, screen, signals).run()
+    except _Interrupted as interrupted:
+        screen.close()
+        screen.say("Interrupted: nothing is proven, and nothing of the demo is left behind.")
+        return 128 + interrupted.number
+    if arguments.json:
+        Plain(sys.stdout).say(json.dumps({**proof.as_dict(), **story}, indent=2))
+        return 0 if proof.holds else 1
+    return conclude(proof, screen)
+
+
+def conclude(proof: Proof, screen: Screen) -> int:
+    """Say the proof; the exit code."""
+    screen.close()
+    screen.say("")
+    for line in proof.lines():
+        verdict, colour = ("ok", "green") if line.holds else ("BROKEN", "red")
+        screen.say(f"{line.name:<12} {line.number:8,}   {verdict:<6} {line.remark}".rstrip(), colour)
+    if proof.holds:
+        screen.say("The promise held.", "bold")
+        return 0
+    screen.say("THE PROMISE WAS BROKEN: please report this run.", "red")
+    return 1
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= _LONGEST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r}; give more than 0 and at most {_LONGEST_SECONDS:.0f} seconds")
+    return seconds
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder that is removed whatever happens; trouble with the disk is one sentence."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="pillarbox-demo-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise DemoFailed(f"the demo cannot make a folder for its databases: {error.strerror}; {_REMEDY}") from error
+    try:
+        with folder as name:
+            yield Path(name)
+    except sqlite3.Error as error:
+        raise _disk(error) from error
+
+
+_REMEDY: Final = "free disk space, or set TMPDIR to a folder that is writable"
+
+
+def _disk(error: Exception) -> DemoFailed:
+    return DemoFailed(f"the demo cannot use its database: {error}; {_REMEDY}")
+
+
+class _Interrupted(Exception):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class _Signals:
+    """Remembers a signal until the demo asks: an exception at any line could leave a process behind."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._number: int | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        for number in _SIGNALS:
+            self._before[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _: FrameType | None) -> None:
+        self._number = number
+
+    def check(self) -> None:
+        if self._number == signal.SIGTSTP:
+            self._number = None
+            self._screen.close()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self._number is not None:
+            raise _Interrupted(self._number)
 
 
 class _Demo:
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self.shop_path, self.ledger_path = str(folder / "shop.db"), str(folder / "ledger.db")
-        self.seconds = seconds
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
-        self.live = sys.stdout.isatty()
+    def __init__(self, folder: Path, seconds: float, screen: Screen, signals: _Signals) -> None:
+        self._third = seconds / 3
+        self._files = Files.in_folder(folder)
+        self._crew = Crew(folder, self._files)
+        self._screen, self._signals = screen, signals
+        self._began = time.monotonic()
 
-    def run(self) -> int:
-        asyncio.run(self._prepare())
-        shop = Shop(self.shop_path)
+    def run(self) -> tuple[Proof, dict[str, Any]]:
+        """The proof, and what the story was."""
+        self._files.make()
+        shop = Shop(self._files.shop)
         try:
-            self._say("A shop takes orders; each order and its event are one SQLite transaction, some are rolled back.")
-            self._start("worker-1")
-            self._start("worker-2")
-            shop.start()
-            self._watch(shop, self.seconds / 3)
-            self._kill("worker-1")
-            self._watch(shop, self.seconds / 3)
-            self._start("worker-3")
-            self._watch(shop, self.seconds / 3)
-            shop.closed.set()
-            shop.join()
-            self._say("The shop is closed; what waits is delivered, then the relays stop cleanly.")
-            deadline = time.monotonic() + DEADLINE_SECONDS
-            while self._waiting() and time.monotonic() < deadline:
-                self._watch(shop, 0.25)
+            with closing(Window(self._files)) as window:
+                self._shop, self._window = shop, window
+                story = self._tell()
+                proof = prove(window.placed(), shop.rolled_back, window.deliveries(), slots=SLOTS, batch=BATCH)
+                return proof, {**story, "seconds": round(self._passed, 1)}
         finally:
             shop.closed.set()
-            for worker in self.workers.values():
-                worker.send_signal(signal.SIGTERM)
-            for worker in self.workers.values():
-                worker.wait()
-        return self._conclude(self._prove(shop))
+            self._crew.end()
+            if shop.is_alive():
+                shop.join()
 
-    async def _prepare(self) -> None:
-        store = SqliteStore(self.shop_path)
-        await store.migrate()
-        await store.close()
-        with closing(sqlite3.connect(self.shop_path, isolation_level=None)) as shop:
-            shop.execute("CREATE TABLE customer (name TEXT PRIMARY KEY, orders INTEGER NOT NULL)")
-            shop.execute("CREATE TABLE placed (event_id TEXT PRIMARY KEY, key TEXT, number INTEGER)")
-            shop.executemany("INSERT INTO customer VALUES (?, 0)", [(f"customer-{n}",) for n in range(CUSTOMERS)])
-        with closing(sqlite3.connect(self.ledger_path, isolation_level=None)) as ledger:
-            ledger.execute("PRAGMA journal_mode = WAL")
-            ledger.execute(
-                "CREATE TABLE delivery (n INTEGER PRIMARY KEY, event_id TEXT, key TEXT, number INTEGER, worker TEXT)"
-            )
-
-    def _start(self, name: str) -> None:
-        command = [sys.executable, "-m", "pillarbox.cli._demo_worker", self.shop_path, self.ledger_path, name]
-        self.workers[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        self._say(f"{name} serves the outbox (process {self.workers[name].pid}).")
-
-    def _kill(self, name: str) -> None:
-        worker = self.workers.pop(name)
-        worker.kill()
-        worker.wait()
-        self._say(f"{name} was killed with SIGKILL in the middle of its work; its shards are taken over.")
-
-    def _watch(self, shop: Shop, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(0.5, left))
-            delivered, waiting, oldest = self._delivered(), self._waiting(), self._oldest()
-            line = (
-                f"  committed {shop.committed:6,}   rolled back {shop.rolled_back:5,}   delivered {delivered:6,}"
-                f"   waiting {waiting:5,}   oldest {oldest:4.1f} s"
-            )
-            print(f"\r{line}" if self.live else line, end="" if self.live else "\n", flush=True)
-
-    def _say(self, sentence: str) -> None:
-        # The live line is overwritten by what is said; without a terminal every line stays.
-        print(f"\r{sentence:<100}" if self.live else sentence, flush=True)
-
-    def _ask(self, path: str, question: str) -> Any:
-        with closing(sqlite3.connect(path, timeout=10)) as connection:
-            return connection.execute(question).fetchone()[0]
-
-    def _delivered(self) -> int:
-        return int(self._ask(self.ledger_path, "SELECT count(*) FROM delivery"))
-
-    def _waiting(self) -> int:
-        return int(self._ask(self.shop_path, "SELECT count(*) FROM outbox_event WHERE status <> 'published'"))
-
-    def _oldest(self) -> float:
-        question = """SELECT coalesce((julianday('now') - julianday(min(created_at))) * 86400, 0)
-            FROM outbox_event WHERE status <> 'published'"""
-        return max(0.0, float(self._ask(self.shop_path, question)))
-
-    def _prove(self, shop: Shop) -> Proof:
-        with closing(sqlite3.connect(self.shop_path)) as connection:
-            placed = {row[0] for row in connection.execute("SELECT event_id FROM placed")}
-        with closing(sqlite3.connect(self.ledger_path)) as connection:
-            deliveries = connection.execute("SELECT event_id, key, number FROM delivery ORDER BY n").fetchall()
-        seen: set[str] = set()
-        highest: dict[str, int] = {}
-        disordered: set[str] = set()
-        for event_id, key, number in deliveries:
-            if event_id in seen:
-                continue
-            seen.add(event_id)
-            if number != highest.get(key, 0) + 1:
-                disordered.add(key)
-            highest[key] = number
-        return Proof(
-            committed=len(placed),
-            rolled_back=shop.rolled_back,
-            delivered=len(seen),
-            lost=len(placed - seen),
-            phantom=len(seen - placed),
-            keys_out_of_order=len(disordered),
-            copies=len(deliveries) - len(seen),
+    def _tell(self) -> dict[str, Any]:
+        self._say("A shop takes orders. An order and its event are one SQLite transaction; every fifth is rolled back.")
+        first, second = self._start("worker-1"), self._start("worker-2")
+        self._shop.start()
+        self._watch(
+            self._third, lambda sight: all(worker.name in sight.delivered for worker in (first, second)), "to deliver"
         )
+        in_flight = self._crew.kill(first.name, self._window.in_flight)
+        killed_at = time.monotonic()
+        events = f"{in_flight} event{'' if in_flight == 1 else 's'} delivered and not yet settled"
+        self._say(f"{first.name} is killed with SIGKILL in the middle of a turn: {events}.", "red")
+        self._watch(0, lambda sight: not any(map(first.owns, sight.owners)), "to take over")
+        take_over = time.monotonic() - killed_at
+        self._say(
+            f"{second.name} took over its shards after {take_over:.1f} s, when their leases had run out.", "green"
+        )
+        self._watch(self._third - take_over)
+        third = self._start("worker-3")
+        self._watch(self._third, lambda sight: any(map(third.owns, sight.owners)), "to get its share")
+        self._shop.closed.set()
+        self._shop.join()
+        self._say("The shop is closed. What waits is delivered, then the relays stop.")
+        self._drain()
+        self._crew.stop()
+        self._tick()
+        return {
+            "killed": first.name,
+            "in_flight_at_kill": in_flight,
+            "take_over_seconds": round(take_over, 2),
+            "deliveries": self._window.look().delivered,
+        }
 
-    def _conclude(self, proof: Proof) -> int:
-        self._say("")
-        print(f"committed                {proof.committed:8,}")
-        print(f"delivered                {proof.delivered:8,}   lost: {proof.lost}")
-        print(f"rolled back              {proof.rolled_back:8,}   of these delivered: {proof.phantom}")
-        print(f"keys out of order        {proof.keys_out_of_order:8,}   of {CUSTOMERS}")
-        print(f"copies after the kill    {proof.copies:8,}   at most what the killed worker had in flight")
-        print("The promise held." if proof.holds else "THE PROMISE WAS BROKEN: please report this run.")
-        return 0 if proof.holds else 1
+    def _start(self, name: str) -> Worker:
+        worker = self._crew.start(name)
+        self._say(f"{name} starts (process {worker.process.pid}).")
+        return worker
+
+    def _drain(self) -> None:
+        # What still waits at the deadline is lost, and the proof says so.
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        while self._tick().waiting and time.monotonic() < deadline:
+            time.sleep(_TICK_SECONDS)
+
+    def _watch(
+        self, seconds: float, until: Callable[[Sight], bool] = lambda sight: True, hope: str = "to go on"
+    ) -> None:
+        """For so many seconds, and until it is true."""
+        began = time.monotonic()
+        while True:
+            true = until(self._tick())
+            passed = time.monotonic() - began
+            if true and passed >= seconds:
+                return
+            if passed > seconds + _DEADLINE_SECONDS:
+                raise DemoFailed(
+                    f"waited {passed:.0f} s for the workers {hope}; try again when the machine is less busy"
+                )
+            time.sleep(_TICK_SECONDS if not true else min(_TICK_SECONDS, seconds - passed))
+
+    @property
+    def _passed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _say(self, text: str, colour: str = "") -> None:
+        self._screen.say(f"{self._passed:5.1f} s  {text}", colour)
+
+    def _tick(self) -> Sight:
+        self._signals.check()
+        self._crew.check()
+        if self._shop.error is not None:
+            raise _disk(self._shop.error)
+        sight = self._window.look()
+        scene = Scene(self._passed, self._shop.committed, self._shop.rolled_back, sight, self._seen(sight))
+        self._screen.show(scene)
+        return sight
+
+    def _seen(self, sight: Sight) -> tuple[WorkerSeen, ...]:
+        seen = []
+        for worker in self._crew.workers.values():
+            shards = frozenset(shard for shard, owner in enumerate(sight.owners) if worker.owns(owner))
+            state = "serving" if shards or worker.name in sight.delivered else "starting"
+            state = "killed" if worker.killed else "stopped" if worker.stopped else state
+            seen.append(WorkerSeen(worker.name, state, sight.delivered.get(worker.name, 0), shards))
+        return tuple(seen)
