@@ -14,7 +14,7 @@ from pillarbox.event import NO_HEADERS, Event, Status
 from pillarbox.ids import uuid7
 from pillarbox.names import Names
 from pillarbox.payload import serialise
-from pillarbox.writing import Added, AddedAll, Batch, Exists, Pending, Question
+from pillarbox.writing import Added, AddedAll, Batch, Deferred, Exists, Pending, Question
 
 # Lengths in characters; a topic's is what Kafka allows.
 _NAME_LIMITS: Final = {
@@ -139,7 +139,7 @@ class Outbox:
         if isinstance(tx, Transaction):
             tx.buffer(batch)
             return None
-        deferred = _writer(tx).write(tx, batch)
+        deferred: Deferred | None = _writer(tx).write(tx, batch)
         return None if deferred is None else Pending(deferred, [event.type for event in events])
 
     def exists(self, tx: Any, id: UUID) -> Exists:
@@ -280,12 +280,22 @@ class Transaction:
         return getattr(self.connection, name)
 
 
+_found: dict[type, Any] = {}
+
+
 def _writer(tx: Any) -> Any:
-    kinds = builtins.type(tx).__mro__
-    module = next((_WRITERS[root] for kind in kinds if (root := _root(kind)) in _WRITERS), None)
+    kind = builtins.type(tx)
+    if kind not in _found:
+        _found[kind] = _find_writer(kind)
+    return _found[kind]
+
+
+def _find_writer(kind: type) -> Any:
+    kinds = kind.__mro__
+    module = next((_WRITERS[root] for each in kinds if (root := _root(each)) in _WRITERS), None)
     if module is None:
         raise ConfigError(
-            f"the outbox cannot write with a {kinds[0].__module__}.{kinds[0].__qualname__}; "
+            f"the outbox cannot write with a {kind.__module__}.{kind.__qualname__}; "
             f"pass a connection, cursor or session of: {', '.join(_WRITERS)}"
         )
     return import_module(module)

@@ -34,7 +34,7 @@ def serialise(payload: Any) -> tuple[bytes, str]:
             raise InvalidEvent("the payload contains a NUL character; remove it, or pass the payload as bytes")
         return _encode(payload), TEXT
     try:
-        text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)
+        text = _ENCODER.encode(payload)
     except RecursionError:
         raise _too_deep() from None
     except (TypeError, ValueError) as error:
@@ -97,3 +97,7 @@ def _default(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
+
+
+# Made once: json.dumps makes one for every call that is not its plainest.
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)
