@@ -18,14 +18,8 @@ from pillarbox.stores.sql.rows import CREATED_AT, HEADERS, ID, OCCURRED_AT, even
 
 _MIGRATION_SECONDS = 60
 _EXAMPLE = "mysql://user:password@host:3306/database"
-_WAITING: Final = "seq {among:seqs} AND status IN ('pending', 'failed', 'held')"
 _NEXT: Final = "SELECT min(stream) FROM {{event}} {{use_ready}} WHERE status = '{status}' AND stream > :after"
 _STATEMENTS: Final = {
-    # By the primary key, which an event that was read knows: the unique index on id would be a second search.
-    "publish_by_seq": """UPDATE {event} FORCE INDEX (PRIMARY) SET status = 'published', published_at = {now},
-        attempts = attempts + 1 WHERE """
-    + _WAITING,
-    "publish_delete_by_seq": "DELETE {event} FROM {event} FORCE INDEX (PRIMARY) WHERE " + _WAITING,
     # A subquery may not name the table that is deleted from.
     "prune_dead": """DELETE FROM {dead_letter} WHERE died_at < {later:keep} AND NOT EXISTS (
             SELECT 1 FROM {blocked_key} AS b WHERE b.stream = {dead_letter}.stream AND b.shard = {dead_letter}.shard
@@ -126,14 +120,6 @@ class MysqlStore(SqlStore):
                 yield one
             finally:
                 await one.fetch(self._sql["unlock_migration"], **lock)
-
-    async def _publish(self, tx: Connection, settlement: Settlement) -> None:
-        seqs = [event.seq for event in settlement.published]
-        if not all(seqs):  # one of them was never read, and only its id is known
-            await super()._publish(tx, settlement)
-        elif seqs:
-            statement = "publish_by_seq" if settlement.keep_published else "publish_delete_by_seq"
-            await tx.execute(self._sql[statement], seqs=seqs)
 
     async def unserved(self) -> Sequence[str]:
         served = {row[0] for row in await self._db.fetch(self._sql["served"])}

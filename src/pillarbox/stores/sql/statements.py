@@ -167,9 +167,9 @@ SHARED: Final[Mapping[str, str]] = {
         WHERE stream = :stream AND shard = :shard AND {{aside}}
         AND EXISTS (SELECT 1 FROM {{lease}} WHERE {_FENCE}) ORDER BY seq LIMIT :limit""",
     # Settling. An event's state is checked, so that doing it twice changes nothing.
-    "publish": f"""UPDATE {{event}} SET status = 'published', published_at = {{now}}, attempts = attempts + 1
-        WHERE id {{among:ids}} AND {_WAITING}""",
-    "publish_delete": f"DELETE FROM {{event}} WHERE id {{among:ids}} AND {_WAITING}",
+    "publish": f"""UPDATE {{event}} {{use_id}} SET status = 'published', published_at = {{now}},
+        attempts = attempts + 1 WHERE id {{among:ids}} AND {_WAITING}""",
+    "publish_delete": f"{{delete_event}} WHERE id {{among:ids}} AND {_WAITING}",
     "fail": f"""UPDATE {{event}} SET
         errors = CASE WHEN status = 'failed' AND attempts = :attempts THEN errors ELSE {_HISTORY} END,
         status = 'failed', attempts = :attempts, next_attempt_at = {{later:delay}},
