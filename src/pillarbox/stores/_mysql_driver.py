@@ -9,11 +9,12 @@ from uuid import UUID
 
 from pillarbox.errors import DuplicateEvent, MissingExtra, PillarboxError, SchemaError, StoreDown, StoreError
 from pillarbox.stores._mysql_dialect import cell
+from pillarbox.stores._mysql_url import connect_settings
 from pillarbox.stores.sql import Connection, Statement
 
 try:
     import asyncmy
-    from asyncmy.constants.CLIENT import FOUND_ROWS
+    from asyncmy.constants.CLIENT import FOUND_ROWS, MULTI_STATEMENTS
 except ModuleNotFoundError as error:
     raise MissingExtra("MysqlStore", "mysql") from error
 
@@ -25,7 +26,11 @@ _KILL_SECONDS = 5.0
 _LOCK_SECONDS = 10
 # A connection that rested for longer is asked whether it is still there.
 _REST_SECONDS = 1.0
+# A process that froze between two statements keeps its locks for so long; then the server ends its session.
+_IDLE_SECONDS = 30
 _ATTEMPTS = 5
+# Far below every server's limit; a single larger row has a statement to itself.
+_PACKET_BYTES = 1_000_000
 # NO PAD: keys that differ in a trailing space are two keys.
 _COLLATIONS = {"MySQL": "utf8mb4_0900_bin", "MariaDB": "utf8mb4_nopad_bin"}
 _SETTINGS = (
@@ -33,7 +38,7 @@ _SETTINGS = (
     # Strict, so that nothing is cut to size; nothing is left to what the server's defaults may be.
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
     "NO_ENGINE_SUBSTITUTION', sql_safe_updates = 0, sql_select_limit = 18446744073709551615,"
-    f" innodb_lock_wait_timeout = {_LOCK_SECONDS}",
+    f" innodb_lock_wait_timeout = {_LOCK_SECONDS}, wait_timeout = {_IDLE_SECONDS}",
     # Pollers deadlock under REPEATABLE READ; and each statement must see what was committed before it began.
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
 )
@@ -88,7 +93,7 @@ class Session:
         return number
 
     async def query(self, text: str) -> Any:
-        """The cursor, with all rows."""
+        """The cursor, with all rows; of several statements, those of the last."""
         if len(text) > self._max_packet:
             raise StoreError(
                 f"a statement of {len(text):,} bytes is more than the server's max_allowed_packet of "
@@ -99,6 +104,8 @@ class Session:
         try:
             async with asyncio.timeout(_COMMAND_SECONDS):
                 await cursor.execute(text)
+                while await cursor.nextset():
+                    pass
         except asyncmy.errors.Error as error:
             self.busy = False
             # Only an error that the server sent leaves the connection in order.
@@ -181,15 +188,12 @@ class _Statements:
         await self._session.query(text)
 
 
-# Far below every server's limit; a single larger row has a statement to itself.
-_PACKET_BYTES = 1_000_000
-
-
 class MysqlDatabase:
-    """A pool of sessions. ``settings`` are asyncmy's."""
+    """A pool of sessions."""
 
-    def __init__(self, settings: Mapping[str, Any], name: str, *, pool_size: int) -> None:
-        self._settings = dict(settings)
+    def __init__(self, url: str, name: str, *, pool_size: int) -> None:
+        self._url = url
+        self._settings = connect_settings(url)
         self.name = name
         self.collation = _COLLATIONS["MySQL"]
         self._places = asyncio.Semaphore(pool_size)
@@ -217,7 +221,7 @@ class MysqlDatabase:
                 charset="utf8mb4",
                 autocommit=True,
                 # How many rows were found: a row that is as it should be counts too.
-                client_flag=FOUND_ROWS,
+                client_flag=FOUND_ROWS | MULTI_STATEMENTS,
                 program_name="pillarbox",
             )
 
@@ -328,6 +332,21 @@ class MysqlDatabase:
         with self.errors():
             async with self._session() as session:
                 return await call(_Statements(session))
+
+    async def together(self, statement: Statement, **values: Any) -> Sequence[Any]:
+        """A whole transaction in one round trip: no client that freezes or dies can leave it half way."""
+
+        async def call() -> Sequence[Any]:
+            with self.errors():
+                async with self._session() as session:
+                    try:
+                        return await _Statements(session).fetch(statement, **values)
+                    except asyncmy.errors.Error:
+                        if not session.broken:
+                            await session.query("ROLLBACK")
+                        raise
+
+        return await again(call)
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[Connection]:

@@ -5,21 +5,31 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, Self
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import urlsplit
 from uuid import UUID
 
-from pillarbox.errors import ConfigError, StoreDown
+from pillarbox.errors import StoreDown
 from pillarbox.event import NO_HEADERS, Event, Status
 from pillarbox.store import Claim, Grant, Rescued, Settlement
 from pillarbox.stores._mysql_dialect import DIALECT
 from pillarbox.stores._mysql_driver import MysqlDatabase, again
+from pillarbox.stores._mysql_url import connect_settings
 from pillarbox.stores.sql import Connection, Names, SqlStore
+from pillarbox.stores.sql.ordered import fence, lost
 from pillarbox.stores.sql.rows import CREATED_AT, HEADERS, ID, OCCURRED_AT, event_from_row
+from pillarbox.stores.sql.statements import SHARED
 
 _MIGRATION_SECONDS = 60
-_EXAMPLE = "mysql://user:password@host:3306/database"
+# In one packet, so that nobody holds the lease's row who does not go on: a take-over would have to wait for him.
+_FENCED: Final = """BEGIN;
+    SET @pillarbox_held = (SELECT count(*) FROM {lease} WHERE stream = :stream AND shard = :shard
+        AND token = :token AND owner = :worker {share_lock});
+    {change} AND @pillarbox_held = 1;
+    COMMIT; SELECT @pillarbox_held"""
 _NEXT: Final = "SELECT min(stream) FROM {{event}} {{use_ready}} WHERE status = '{status}' AND stream > :after"
 _STATEMENTS: Final = {
+    "publish_fenced": _FENCED.replace("{change}", SHARED["publish"]),
+    "publish_delete_fenced": _FENCED.replace("{change}", SHARED["publish_delete"]),
     # A subquery may not name the table that is deleted from.
     "prune_dead": """DELETE FROM {dead_letter} WHERE died_at < {later:keep} AND NOT EXISTS (
             SELECT 1 FROM {blocked_key} AS b WHERE b.stream = {dead_letter}.stream AND b.shard = {dead_letter}.shard
@@ -85,7 +95,7 @@ class MysqlStore(SqlStore):
     def __init__(self, url: str, *, prefix: str = "outbox", shards: int = 16, pool_size: int = 10) -> None:
         settings = connect_settings(url)
         where = f"{urlsplit(url).scheme} {settings['host']}:{settings['port']}/{settings['database']}"
-        self._database = MysqlDatabase(settings, where, pool_size=pool_size)
+        self._database = MysqlDatabase(url, where, pool_size=pool_size)
         super().__init__(self._database, Names(prefix), shards=shards, description=where)
         self._sql |= {name: self._statement(template) for name, template in _STATEMENTS.items()}
         place = f"{settings['database']}.{self._names.parts['meta']}"
@@ -144,7 +154,15 @@ class MysqlStore(SqlStore):
         return await again(lambda: super(MysqlStore, self).take(stream, worker, limit, seconds))
 
     async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
-        return await again(lambda: super(MysqlStore, self).settle(grant, settlement))
+        others = settlement.failed or settlement.dead or settlement.held or settlement.aside or settlement.release
+        if others or not settlement.published:
+            return await again(lambda: super(MysqlStore, self).settle(grant, settlement))
+        ids = [event.id for event in settlement.published]
+        statement = "publish_fenced" if settlement.keep_published else "publish_delete_fenced"
+        ((is_held,),) = await self._database.together(self._sql[statement], **fence(grant), ids=ids)
+        if not is_held:
+            raise lost(grant)
+        return ()
 
     async def promote(self, stream: str, limit: int) -> int:
         return await again(lambda: super(MysqlStore, self).promote(stream, limit))
@@ -163,35 +181,3 @@ class MysqlStore(SqlStore):
 
     async def _act_on_dead(self, ids: Sequence[UUID], by: str, action: str) -> int:
         return await again(lambda: super(MysqlStore, self)._act_on_dead(ids, by, action))
-
-
-def connect_settings(url: str) -> dict[str, Any]:
-    """The driver's settings from a URL."""
-    parts = urlsplit(url)
-    try:
-        port = parts.port or 3306
-    except ValueError:
-        raise ConfigError(f"the store URL has a port that is no number; write {_EXAMPLE}") from None
-    database = unquote(parts.path.removeprefix("/"))
-    if not database or "/" in database:
-        raise ConfigError(f"the store URL names no database; write {_EXAMPLE}")
-    settings: dict[str, Any] = {
-        "host": unquote(parts.hostname or "localhost"),
-        "port": port,
-        "user": unquote(parts.username or "root"),
-        "password": unquote(parts.password or ""),
-        "database": database,
-    }
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name == "ssl" and value in ("true", "false"):
-            settings["ssl"] = settings.get("ssl") or value == "true"
-        elif name == "ssl_ca" and value:
-            settings["ssl"] = {"ca": value}
-        elif name == "unix_socket" and value:
-            settings["unix_socket"] = value
-        else:
-            raise ConfigError(
-                f"the store URL has an option {name!r} that is unknown or has no such value; "
-                "use ssl=true, ssl_ca=file or unix_socket=file, and percent-encode the password"
-            )
-    return settings
