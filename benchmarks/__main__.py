@@ -23,6 +23,10 @@ _ROWS: dict[str, Callable[[Bed, Scale], Row | list[Row]]] = {
     "postgres-idle": latency.idle,
     "postgres-backlog-1m": drains.many_waiting,
     "postgres-memory": drains.memory,
+    "mysql-kafka": drains.mysql,
+    "mysql-backlog-1m": drains.mysql_many_waiting,
+    "mariadb-kafka": drains.mariadb,
+    "mariadb-backlog-1m": drains.mariadb_many_waiting,
 }
 _FILE = Path("build/bench.json")
 

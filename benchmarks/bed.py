@@ -4,17 +4,20 @@ import asyncio
 import sys
 import uuid
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import asyncpg
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tests.servers import Kafka, Postgres, start_all
+from tests.servers import Kafka, MariaDB, MySQL, Postgres, Server, start_all
 from tests.servers.process import drop_folder, make_folder
+
+S = TypeVar("S", bound=Server)
 
 PARTITIONS = 8
 # fsync and full_page_writes stay on. Vacuum runs when a table was loaded, and checkpoints before a round: in the middle
@@ -25,10 +28,12 @@ POSTGRES_SETTINGS = {
     "checkpoint_timeout": "1h",
     "shared_buffers": "256MB",
 }
+# innodb_flush_log_at_trx_commit stays 1.
+MYSQL_SETTINGS = {"innodb_buffer_pool_size": "512M", "innodb_log_file_size": "512M"}
 
 
 class Bed:
-    """PostgreSQL and Kafka of this run's own; both end with it, however it ends."""
+    """PostgreSQL and Kafka of this run's own, and MySQL and MariaDB when a row asks; all end with it."""
 
     def __init__(self) -> None:
         self.postgres = Postgres(settings=POSTGRES_SETTINGS)
@@ -66,6 +71,19 @@ class Bed:
     @property
     def sqlite_path(self) -> Path:
         return self.folder / "outbox.db"
+
+    @cached_property
+    def mysql(self) -> MySQL:
+        return self._started(MySQL(settings=MYSQL_SETTINGS))
+
+    @cached_property
+    def mariadb(self) -> MariaDB:
+        return self._started(MariaDB(settings=MYSQL_SETTINGS))
+
+    def _started(self, server: S) -> S:
+        server.start()
+        self._stack.callback(server.close)
+        return server
 
     async def _create_database(self) -> None:
         connection = await asyncpg.connect(self.postgres.url)

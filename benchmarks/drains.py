@@ -7,8 +7,10 @@ from typing import Any
 
 from benchmarks.bed import Bed, say
 from benchmarks.child import Child
-from benchmarks.load import SHARDS, fill_postgres, fill_sqlite
+from benchmarks.load import fill, fill_postgres, fill_sqlite
+from benchmarks.load_events import SHARDS
 from benchmarks.report import Bar, Row
+from tests.servers import Server
 
 SLOTS = 4
 BATCH = 2000
@@ -92,16 +94,18 @@ def _row(name: str, bar: Bar, ours: list[dict[str, Any]], floor: list[dict[str, 
     )
 
 
-def _against_bare(bed: Bed, scale: Scale, name: str, bare: str, fill: Callable[[], None], **settings: Any) -> Row:
+def _against_bare(
+    bed: Bed, scale: Scale, name: str, bare: str, load: Callable[[], None], bar: float = 0.85, **settings: Any
+) -> Row:
     drains = Drains(bed, name)
     ours, floor = [], []
     for _ in range(scale.rounds):
-        fill()
+        load()
         ours.append(drains.run("ours", scale.events, **settings))
-        fill()
+        load()
         floor.append(drains.run(bare, scale.events, **settings))
     drains.close()
-    return _row(name, Bar(0.85), ours, floor, events=scale.events)
+    return _row(name, Bar(bar), ours, floor, events=scale.events)
 
 
 def warm_up(bed: Bed, scale: Scale) -> None:
@@ -143,6 +147,27 @@ def sqlite(bed: Bed, scale: Scale) -> Row:
     )
 
 
+def _mysql(bed: Bed, scale: Scale, server: Server) -> Row:
+    few = Scale(rounds=scale.rounds, events=scale.events // 2)
+    url, name = server.url, f"{server.name}-kafka"
+    # Neither side may be the one that meets a server that just started.
+    fill(url, few.events)
+    warm = Drains(bed, f"{name}-warm-up")
+    warm.run("floor_mysql", few.events, url=url)
+    warm.close()
+    return _against_bare(bed, few, name, "floor_mysql", lambda: fill(url, few.events), bar=0.8, url=url)
+
+
+def mysql(bed: Bed, scale: Scale) -> Row:
+    """Ordered, rows kept, on MySQL."""
+    return _mysql(bed, scale, bed.mysql)
+
+
+def mariadb(bed: Bed, scale: Scale) -> Row:
+    """Ordered, rows kept, on MariaDB."""
+    return _mysql(bed, scale, bed.mariadb)
+
+
 def hot_key(bed: Bed, scale: Scale) -> Row:
     """The other keys while one with many held events is set aside, against the same without it."""
     drains = Drains(bed, "postgres-hot-key")
@@ -158,18 +183,33 @@ def hot_key(bed: Bed, scale: Scale) -> Row:
 
 
 def many_waiting(bed: Bed, scale: Scale) -> Row:
+    """On PostgreSQL."""
+    return _many_waiting(bed, scale, "postgres", bed.url)
+
+
+def mysql_many_waiting(bed: Bed, scale: Scale) -> Row:
+    """On MySQL."""
+    return _many_waiting(bed, scale, "mysql", bed.mysql.url)
+
+
+def mariadb_many_waiting(bed: Bed, scale: Scale) -> Row:
+    """On MariaDB."""
+    return _many_waiting(bed, scale, "mariadb", bed.mariadb.url)
+
+
+def _many_waiting(bed: Bed, scale: Scale, database: str, url: str) -> Row:
     """The first part of a long backlog, against as many events in short ones; in batches that a short one fills."""
-    drains = Drains(bed, "postgres-backlog-1m")
+    drains = Drains(bed, f"{database}-backlog-1m")
     few, parts, batch = scale.few_waiting, 4, scale.few_waiting // SHARDS // 3
     # So many more that the last round still has all of them waiting.
-    fill_postgres(bed.url, scale.waiting + scale.rounds * few * parts, prefix="million")
+    fill(url, scale.waiting + scale.rounds * few * parts, prefix="million")
     ours, floor = [], []
     for _ in range(scale.rounds):
-        ours.append(drains.run("ours", few * parts, prefix="million", batch=batch))
-        fill_postgres(bed.url, few)
-        floor.append(drains.run("ours", few, batch=batch, refills=parts - 1))
+        ours.append(drains.run("ours", few * parts, url=url, prefix="million", batch=batch))
+        fill(url, few)
+        floor.append(drains.run("ours", few, url=url, batch=batch, refills=parts - 1))
     drains.close()
-    return _row("postgres-backlog-1m", Bar(0.9), ours, floor, waiting=scale.waiting)
+    return _row(f"{database}-backlog-1m", Bar(0.9), ours, floor, waiting=scale.waiting)
 
 
 def memory(bed: Bed, scale: Scale) -> Row:

@@ -9,32 +9,27 @@ from uuid import UUID
 
 import asyncpg
 
+from benchmarks.load_events import COLUMNS, HOT_KEY, KEYS, PAYLOAD_BYTES, SHARDS
+from benchmarks.load_mysql import add_mysql, fill_mysql
 from pillarbox.event import key_hash
 from pillarbox.ids import uuid7
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.sqlite import SqliteStore
 
-SHARDS = 16
-PAYLOAD_BYTES = 250
-# Many, so that no key stands out; far fewer than events, so that most batches hold several of one.
-KEYS = 50_000
-HOT_KEY = "order-hot"
-
-_COLUMNS = "id, stream, tenant, topic, type, aggregate_type, aggregate_id, key, key_hash, payload, content_type, status"
-_POSTGRES = f"""INSERT INTO {{p}}_event ({_COLUMNS})
+_POSTGRES = f"""INSERT INTO {{p}}_event ({COLUMNS})
     SELECT uuidv7(), 'default', 'default', '', 'order.created', 'order', key, key,
         (crc32(convert_to(key, 'UTF8')) & 2147483647)::int,
         convert_to(rpad('{{{{"number":' || n || ',"text":"', {PAYLOAD_BYTES - 2}, 'x') || '"}}}}', 'UTF8'),
         'application/json', 'pending'
     FROM (SELECT n, 'order-' || n % {KEYS} AS key FROM generate_series(1, $1::int) AS n) AS numbered"""
 _SETTLE_ALL = "UPDATE {p}_event SET status = 'published', published_at = now(), attempts = 1 WHERE status = 'pending'"
-_HOT_EVENTS = f"""INSERT INTO {{p}}_event ({_COLUMNS})
+_HOT_EVENTS = f"""INSERT INTO {{p}}_event ({COLUMNS})
     SELECT uuidv7(), 'default', 'default', '', 'order.created', 'order', $2::text, $2, $3, $4::bytea,
         'application/json', CASE WHEN n = 1 THEN 'failed' ELSE 'held' END
     FROM generate_series(1, $1::int) AS n"""
 _HOT_ROW = """INSERT INTO {p}_blocked_key (stream, shard, key, mode, next_attempt_at)
     VALUES ('default', $1, $2, 'retry', now() + interval '1 day')"""
-_SQLITE = f"INSERT INTO outbox_event ({_COLUMNS}) VALUES ({', '.join('?' * len(_COLUMNS.split(',')))})"
+_SQLITE = f"INSERT INTO outbox_event ({COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS.split(',')))})"
 
 
 def payload(number: int) -> bytes:
@@ -45,6 +40,23 @@ def payload(number: int) -> bytes:
 async def add_events(connection: Any, prefix: str, events: int) -> None:
     """More events, in one statement."""
     await connection.execute(_POSTGRES.format(p=prefix), events)
+
+
+async def add_more(url: str, prefix: str, events: int) -> None:
+    """More events, in whichever database the URL names."""
+    if url.startswith("mysql:"):
+        await add_mysql(url, prefix, events)
+        return
+    connection = await asyncpg.connect(url)
+    try:
+        await add_events(connection, prefix, events)
+    finally:
+        await connection.close()
+
+
+def fill(url: str, events: int, *, prefix: str = "outbox") -> None:
+    """An outbox with so many pending events and nothing else, in whichever database the URL names."""
+    asyncio.run(fill_mysql(url, prefix, events) if url.startswith("mysql:") else _fill(url, prefix, events, 0, 0))
 
 
 async def _fill(url: str, prefix: str, events: int, held: int, settled: int) -> None:

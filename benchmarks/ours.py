@@ -8,18 +8,15 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
-import asyncpg
-
 from benchmarks.child import answer, settings_from_parent
 from benchmarks.clock import Clock
-from benchmarks.load import add_events
+from benchmarks.load import add_more
 from pillarbox.event import Event
 from pillarbox.publisher import Outcome, PublisherFeatures
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.relay import Relay, Stream
 from pillarbox.store import Grant, Settlement, Store
-from pillarbox.stores.postgres import PostgresStore
-from pillarbox.stores.sqlite import SqliteStore
+from pillarbox.urls import store_from_url
 
 
 class TimedStore:
@@ -72,9 +69,7 @@ class NotingPublisher:
 
 
 def _store(settings: dict[str, Any]) -> Store:
-    if settings["url"].startswith("sqlite:"):
-        return SqliteStore.from_url(settings["url"])
-    return PostgresStore(settings["url"], prefix=settings["prefix"])
+    return store_from_url(settings["url"], prefix=settings["prefix"])
 
 
 def _keep_seconds(settings: dict[str, Any]) -> float:
@@ -92,9 +87,7 @@ async def drain(settings: dict[str, Any]) -> dict[str, Any]:
     await clock.done.wait()
     for _ in range(refills):
         clock.again()
-        connection = await asyncpg.connect(settings["url"])
-        await add_events(connection, settings["prefix"], settings["events"])
-        await connection.close()
+        await add_more(settings["url"], settings["prefix"], settings["events"])
         await clock.done.wait()
     os.kill(os.getpid(), signal.SIGTERM)
     await service

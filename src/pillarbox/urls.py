@@ -11,6 +11,8 @@ from pillarbox.store import Store
 
 STORES: Final = {
     "postgresql": "pillarbox.stores.postgres:PostgresStore",
+    "mysql": "pillarbox.stores.mysql:MysqlStore",
+    "mariadb": "pillarbox.stores.mysql:MysqlStore",
     "sqlite": "pillarbox.stores.sqlite:SqliteStore",
     "memory": "pillarbox.stores.memory:MemoryStore",
 }
@@ -22,7 +24,8 @@ PUBLISHERS: Final = {
 
 
 def store_from_url(url: str, **options: Any) -> Store:
-    """``postgresql://user@host/database``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``memory:``."""
+    """``postgresql://user@host/database``, ``mysql://user@host/database``, ``mariadb://user@host/database``,
+    ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``memory:``."""
     store: Store = _adapter("store", STORES, url).from_url(url, **options)
     return store
 

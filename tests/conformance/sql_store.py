@@ -1,7 +1,6 @@
 """What the contract's tests must be able to do to an outbox on SQL."""
 
 from collections.abc import Sequence
-from uuid import UUID
 
 from pillarbox.conformance import AuditRow, StoreContract
 from pillarbox.store import Store
@@ -17,4 +16,4 @@ class SqlStoreContract(StoreContract):
         assert isinstance(store, SqlStore)
         select = store._statement("SELECT operator, action, stream, event_id FROM {audit} ORDER BY id")
         rows = await store._db.fetch(select)
-        return [AuditRow(by, action, stream, id and UUID(str(id))) for by, action, stream, id in rows]
+        return [AuditRow(by, action, stream, store._as_uuid(id)) for by, action, stream, id in rows]

@@ -5,12 +5,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, Outcome, PublisherFeatures
 from pillarbox.relay import Fixed, Relay, Stream
-from pillarbox.store import Store
+from pillarbox.urls import store_from_url
 
 
 class Ledger:
@@ -45,16 +44,6 @@ class Ledger:
         return [PUBLISHED] * len(events)
 
 
-def make_store(order: dict[str, Any]) -> Store:
-    if order["kind"] == "sqlite":
-        from pillarbox.stores.sqlite import SqliteStore
-
-        return SqliteStore(order["place"], prefix=order["prefix"])
-    from pillarbox.stores.postgres import PostgresStore
-
-    return PostgresStore(order["place"], prefix=order["prefix"])
-
-
 def main() -> None:
     order = json.loads(sys.argv[1])
     stream = Stream(
@@ -69,7 +58,7 @@ def main() -> None:
         poll_seconds=0.02,
         poll_limit_seconds=0.1,
     )
-    asyncio.run(Relay(make_store(order), [stream], grace_seconds=5.0).run())
+    asyncio.run(Relay(store_from_url(order["url"], prefix=order["prefix"]), [stream], grace_seconds=5.0).run())
 
 
 if __name__ == "__main__":

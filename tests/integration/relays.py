@@ -23,6 +23,7 @@ from pillarbox.publisher import PUBLISHED, Outcome, PublisherFeatures
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed, Relay, Stream
 from pillarbox.store import Store
+from pillarbox.stores.mysql import MysqlStore
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.sql import SqlStore
 from pillarbox.stores.sqlite import SqliteStore
@@ -52,6 +53,11 @@ def sqlite_outbox(folder: Path) -> Outbox:
 def postgres_outbox(url: str) -> Outbox:
     prefix = f"relay_{os.getpid()}_{next(_numbers)}"
     return lambda **options: PostgresStore(url, **{"prefix": prefix, "shards": SHARDS, **options})
+
+
+def mysql_outbox(url: str) -> Outbox:
+    prefix = f"relay_{os.getpid()}_{next(_numbers)}"
+    return lambda **options: MysqlStore(url, **{"prefix": prefix, "shards": SHARDS, **options})
 
 
 def stream(to: Any, name: str = STREAM, **settings: Any) -> Stream:
@@ -225,12 +231,11 @@ class RelayProcess:
 
     def __init__(self, store: SqlStore, ledger: Path, **settings: Any) -> None:
         database: Any = store._db
-        kind, place = ("sqlite", database.path) if isinstance(store, SqliteStore) else ("postgres", database._url)
+        url = f"sqlite:///{database.path}" if isinstance(store, SqliteStore) else database._url
         self.ledger = ledger
         self._order = json.dumps(
             {
-                "kind": kind,
-                "place": place,
+                "url": url,
                 "prefix": store._names.prefix,
                 "ledger": str(ledger),
                 "stream": STREAM,

@@ -97,10 +97,10 @@ async def test_rescue_takes_from_the_dead_and_from_those_that_hang(outbox: Outbo
     claims = [claim for shard in range(4) for claim in await store.claim(STREAM, shard, "ann", 100, 3600)]
     assert len(claims) == 12
     assert await Rescue(store, STREAM).run_once() == Rescued(0, 0)
-    expired = [str(claim.event.id) for claim in claims[:3]]
+    expired = [claim.event.id for claim in claims[:3]]
     for event_id in expired:
         await execute(store, "UPDATE {event} SET lease_until = {later:past} WHERE id = :id", id=event_id, past=-5.0)
-    hanging = str(claims[3].event.id)
+    hanging = claims[3].event.id
     await execute(
         store, "UPDATE {event} SET processing_started_at = {later:past} WHERE id = :id", id=hanging, past=-700.0
     )

@@ -1,6 +1,6 @@
 """Migrations: numbered files, each run once, in a transaction that keeps other migrations out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib.resources import files
 from typing import ClassVar, NamedTuple
@@ -51,11 +51,15 @@ class SchemaPart:
         found = []
         folder = files("pillarbox.stores.sql") / "migrations" / self.migrations
         for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-            text = file.read_text().format(**self._names.parts, shards=self._shards)
+            text = file.read_text().format(**self._names.parts, **self._migration_parts(), shards=self._shards)
             found.append(
                 Migration(int(file.name[:4]), file.name, [part for part in text.split("\n\n") if part.strip()])
             )
         return found
+
+    def _migration_parts(self) -> Mapping[str, str]:
+        """What else the placeholders of a migration stand for."""
+        return {}
 
     async def migrate(self) -> Sequence[str]:
         """Bring the schema to this release's version; the names of the steps that were run."""

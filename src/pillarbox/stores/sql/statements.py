@@ -1,8 +1,9 @@
 """The statements that every SQL store shares, each with a sentence; what differs between databases is data.
 
 ``{name}`` is a table or a fragment of the dialect, ``:name`` a parameter, ``{later:x}`` the database's now plus ``:x``
-seconds, ``{among:x}`` membership in the list ``:x``. A status is always a literal: as a parameter it hides the partial
-index from a generic plan.
+seconds, ``{among:x}`` membership in the list ``:x``, ``{upsert:columns}`` and ``{ignore:column}`` what becomes of a row
+that is there already. A status is always a literal: as a parameter it hides the partial index from a generic plan. An
+UPDATE that needs a column's old value reads it before it assigns it: some databases go from left to right.
 """
 
 import re
@@ -45,11 +46,20 @@ class Dialect:
     later: str  # with {} for the parameter
     among: str  # with {} for the parameter
     has_meta: str  # FROM ... WHERE the table {meta} exists
-    param: str  # "$" numbers the parameters, ":" names them
+    param: str  # "$" numbers the parameters, ":" names them, "%" is %s for each place of one
     skip_locked: str = ""
     share_lock: str = ""
     update_lock: str = ""
     use_ready: str = ""
+    use_due: str = ""
+    use_aside: str = ""
+    use_leased: str = ""
+    use_id: str = ""
+    delete_event: str = "DELETE FROM {event}"  # the one by id
+    upsert: str = "ON CONFLICT ({}) DO UPDATE SET"
+    ignore: str = "ON CONFLICT DO NOTHING"
+    key: str = "key"  # the column, where its name is a reserved word
+    aside: str = "key = :key AND status IN ('failed', 'held')"
     size: str = "length(payload)"
     history: str = "errors || {newline} || :line"
     newline: str = "char(10)"
@@ -60,11 +70,12 @@ class Dialect:
 
 
 class _Macro:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, mark: str = "") -> None:
         self.text = text
+        self.mark = mark
 
-    def __format__(self, parameter: str) -> str:
-        return self.text.format(f":{parameter}")
+    def __format__(self, argument: str) -> str:
+        return self.text.format(f"{self.mark}{argument}")
 
 
 class Statement:
@@ -72,6 +83,7 @@ class Statement:
 
     __slots__ = ("names", "text")
     _PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z_0-9]*)")
+    _KEY = re.compile(r"(?<![:\w])key(?!\w)")
 
     def __init__(self, template: str, dialect: Dialect, names: Mapping[str, str]) -> None:
         fragments = {
@@ -79,6 +91,12 @@ class Statement:
             "share_lock": dialect.share_lock,
             "update_lock": dialect.update_lock,
             "use_ready": dialect.use_ready.format(**names),
+            "use_due": dialect.use_due.format(**names),
+            "use_aside": dialect.use_aside.format(**names),
+            "use_leased": dialect.use_leased.format(**names),
+            "use_id": dialect.use_id,
+            "delete_event": dialect.delete_event.format(**names),
+            "aside": dialect.aside,
             "size": dialect.size,
             "floor": dialect.floor,
             "true": dialect.true,
@@ -88,12 +106,18 @@ class Statement:
             "now": dialect.now,
         }
         history = dialect.history.format(newline=dialect.newline)
-        text = template.format(
-            **names, **fragments, history=history, later=_Macro(dialect.later), among=_Macro(dialect.among)
-        )
+        macros = {
+            "later": _Macro(dialect.later, ":"),
+            "among": _Macro(dialect.among, ":"),
+            "upsert": _Macro(dialect.upsert),
+            "ignore": _Macro(dialect.ignore),
+        }
+        text = self._KEY.sub(dialect.key, template.format(**names, **fragments, **macros, history=history))
         found = self._PARAMETER.findall(text)
-        self.names: tuple[str, ...] = tuple(dict.fromkeys(found))
-        if dialect.param == "$":
+        self.names: tuple[str, ...] = tuple(found if dialect.param == "%" else dict.fromkeys(found))
+        if dialect.param == "%":
+            text = self._PARAMETER.sub("%s", text.replace("%", "%%"))
+        elif dialect.param == "$":
             number = {name: f"${place}" for place, name in enumerate(self.names, 1)}
             text = self._PARAMETER.sub(lambda match: number[match[1]], text)
         self.text = " ".join(text.split())
@@ -104,17 +128,17 @@ SHARED: Final[Mapping[str, str]] = {
     "has_meta": "SELECT 1 {has_meta}",
     "meta": "SELECT name, value FROM {meta}",
     "set_meta": """INSERT INTO {meta} (name, value) VALUES (:name, :value)
-        ON CONFLICT (name) DO UPDATE SET value = excluded.value""",
+        {upsert:name} value = :value""",
     # Writing.
     "add": f"INSERT INTO {{event}} ({WRITE_COLUMNS}) VALUES ("
     + ", ".join(f":{name.strip()}" for name in WRITE_COLUMNS.split(","))
     + ")",
     # A stream is announced by whoever serves it first.
-    "announce": "INSERT INTO {stream} (name) VALUES (:stream) ON CONFLICT (name) DO NOTHING",
+    "announce": "INSERT INTO {stream} (name) VALUES (:stream) {ignore:name}",
     "announce_shard": """INSERT INTO {lease} (stream, shard) VALUES (:stream, :shard)
-        ON CONFLICT (stream, shard) DO NOTHING""",
+        {ignore:shard}""",
     "join": """INSERT INTO {worker} (stream, name, seen_until) VALUES (:stream, :worker, {later:seconds})
-        ON CONFLICT (stream, name) DO UPDATE SET seen_until = excluded.seen_until""",
+        {upsert:stream, name} seen_until = {later:seconds}""",
     # Names are never used twice, so those of workers long gone are removed by whoever leaves.
     "leave": """DELETE FROM {worker} WHERE stream = :stream
         AND (name = :worker OR seen_until < {later:long_ago})""",
@@ -135,71 +159,71 @@ SHARED: Final[Mapping[str, str]] = {
     "read": f"""SELECT {_READ_COLUMNS} FROM {{event}} {{use_ready}}
         WHERE stream = :stream AND shard = :shard AND status = 'pending' {{floor}}
         AND EXISTS (SELECT 1 FROM {{lease}} WHERE {_FENCE}) ORDER BY seq LIMIT :limit""",
-    "payloads": "SELECT id, payload FROM {event} WHERE id {among:ids}",
+    "payloads": "SELECT id, payload FROM {event} {use_id} WHERE id {among:ids}",
     "keys_aside": "SELECT key FROM {blocked_key} WHERE stream = :stream AND shard = :shard",
     "due_key": """SELECT key, mode, dead_head FROM {blocked_key} WHERE stream = :stream AND shard = :shard
         AND next_attempt_at <= {now} ORDER BY next_attempt_at LIMIT 1""",
-    "read_key": f"""SELECT {_READ_COLUMNS}, status FROM {{event}}
-        WHERE stream = :stream AND shard = :shard AND key = :key AND status IN ('failed', 'held')
+    "read_key": f"""SELECT {_READ_COLUMNS}, status FROM {{event}} {{use_aside}}
+        WHERE stream = :stream AND shard = :shard AND {{aside}}
         AND EXISTS (SELECT 1 FROM {{lease}} WHERE {_FENCE}) ORDER BY seq LIMIT :limit""",
     # Settling. An event's state is checked, so that doing it twice changes nothing.
-    "publish": f"""UPDATE {{event}} SET status = 'published', published_at = {{now}}, attempts = attempts + 1
-        WHERE id {{among:ids}} AND {_WAITING}""",
-    "publish_delete": f"DELETE FROM {{event}} WHERE id {{among:ids}} AND {_WAITING}",
-    "fail": f"""UPDATE {{event}} SET status = 'failed', attempts = :attempts, next_attempt_at = {{later:delay}},
-        last_error = :error, last_error_at = {{now}},
-        errors = CASE WHEN status = 'failed' AND attempts = :attempts THEN errors ELSE {_HISTORY} END
+    "publish": f"""UPDATE {{event}} {{use_id}} SET status = 'published', published_at = {{now}},
+        attempts = attempts + 1 WHERE id {{among:ids}} AND {_WAITING}""",
+    "publish_delete": f"{{delete_event}} WHERE id {{among:ids}} AND {_WAITING}",
+    "fail": f"""UPDATE {{event}} SET
+        errors = CASE WHEN status = 'failed' AND attempts = :attempts THEN errors ELSE {_HISTORY} END,
+        status = 'failed', attempts = :attempts, next_attempt_at = {{later:delay}},
+        last_error = :error, last_error_at = {{now}}
         WHERE id = :id AND {_WAITING}""",
-    "hold": "UPDATE {event} SET status = 'held' WHERE id {among:ids} AND status = 'pending'",
+    "hold": "UPDATE {event} {use_id} SET status = 'held' WHERE id {among:ids} AND status = 'pending'",
     # An id that died before and was written again has one dead letter, the new one.
     "unbury": """DELETE FROM {dead_letter} WHERE id {among:ids} AND EXISTS (SELECT 1 FROM {event}
         WHERE {event}.id = {dead_letter}.id AND {event}.status <> 'published')""",
     "bury": f"""INSERT INTO {{dead_letter}} ({_MOVED}, attempts, error, errors)
         SELECT {_MOVED}, :attempts, :error, {_HISTORY} FROM {{event}}
         WHERE id = :id AND status <> 'published'""",
-    "remove": "DELETE FROM {event} WHERE id {among:ids} AND status <> 'published'",
+    "remove": "{delete_event} WHERE id {among:ids} AND status <> 'published'",
     # Keys set aside: whoever changes one locks its row first and looks afterwards, in a statement of its own.
     "lock_keys": """SELECT key, mode FROM {blocked_key} WHERE stream = :stream AND shard = :shard AND key {among:keys}
         ORDER BY key {update_lock}""",
     "set_aside": """INSERT INTO {blocked_key} (stream, shard, key, mode, next_attempt_at, dead_head)
         VALUES (:stream, :shard, :key, :mode, {later:delay}, :dead_head)
-        ON CONFLICT (stream, shard, key) DO UPDATE SET mode = excluded.mode,
-        next_attempt_at = excluded.next_attempt_at, dead_head = excluded.dead_head""",
+        {upsert:stream, shard, key} mode = :mode, next_attempt_at = {later:delay}, dead_head = :dead_head""",
     "release_key": """DELETE FROM {blocked_key} WHERE stream = :stream AND shard = :shard AND key = :key
-        AND mode = 'retry' AND NOT EXISTS (SELECT 1 FROM {event} WHERE stream = :stream AND shard = :shard
-            AND key = :key AND status IN ('failed', 'held'))""",
+        AND mode = 'retry' AND NOT EXISTS (SELECT 1 FROM {event} {use_aside} WHERE stream = :stream AND shard = :shard
+            AND {aside})""",
     # A blocked or parked key waits for what an operator does with the very event that it waits for.
     "free_key": """UPDATE {blocked_key} SET mode = 'retry', next_attempt_at = {now}, dead_head = NULL
         WHERE stream = :stream AND shard = :shard AND key = :key AND (mode = 'retry' OR dead_head = :id)""",
     # Instants that have come.
-    "due_ids": """SELECT id FROM {event} WHERE stream = :stream AND next_attempt_at <= {now}
+    "due_ids": """SELECT id FROM {event} {use_due} WHERE stream = :stream AND next_attempt_at <= {now}
         AND status IN ('scheduled', 'failed') AND suspect = {false}
         ORDER BY next_attempt_at LIMIT :limit {skip_locked}""",
-    "promote": """UPDATE {event} SET status = 'pending', next_attempt_at = NULL WHERE id {among:ids}
+    "promote": """UPDATE {event} {use_id} SET status = 'pending', next_attempt_at = NULL WHERE id {among:ids}
         AND status IN ('scheduled', 'failed')""",
     # Queue streams.
     "ready_ids": """SELECT id FROM {event} {use_ready} WHERE stream = :stream AND shard = :shard AND status = 'pending'
         ORDER BY seq LIMIT :limit {skip_locked}""",
-    "suspect_ids": """SELECT id FROM {event} WHERE stream = :stream AND next_attempt_at <= {now} AND status = 'failed'
-        AND suspect = {true} ORDER BY next_attempt_at LIMIT 1 {skip_locked}""",
-    "claim": """UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL,
+    "suspect_ids": """SELECT id FROM {event} {use_due} WHERE stream = :stream AND next_attempt_at <= {now}
+        AND status = 'failed' AND suspect = {true} ORDER BY next_attempt_at LIMIT 1 {skip_locked}""",
+    "claim": """UPDATE {event} {use_id} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL,
         lease_owner = :worker, lease_token = lease_token + 1, lease_until = {later:seconds},
         processing_started_at = {now} WHERE id {among:ids}""",
-    "claimed": f"SELECT {EVENT_COLUMNS}, lease_token FROM {{event}} WHERE id {{among:ids}} ORDER BY seq",
+    "claimed": f"SELECT {EVENT_COLUMNS}, lease_token FROM {{event}} {{use_id}} WHERE id {{among:ids}} ORDER BY seq",
     "renew_claim": """UPDATE {event} SET lease_until = {later:seconds}
         WHERE id = :id AND status = 'processing' AND lease_token = :token""",
-    "lock_claim": """SELECT id, lease_token FROM {event} WHERE id {among:ids} AND status = 'processing' ORDER BY id
-        {update_lock}""",
-    "publish_claims": """UPDATE {event} SET status = 'published', published_at = {now}, lease_owner = NULL,
+    "lock_claim": """SELECT id, lease_token FROM {event} {use_id} WHERE id {among:ids} AND status = 'processing'
+        ORDER BY id {update_lock}""",
+    "publish_claims": """UPDATE {event} {use_id} SET status = 'published', published_at = {now}, lease_owner = NULL,
         lease_until = NULL, suspect = {false} WHERE id {among:ids}""",
     "fail_claim": f"""UPDATE {{event}} SET status = 'failed', attempts = :attempts, next_attempt_at = {{later:delay}},
         last_error = :error, last_error_at = {{now}}, errors = {_HISTORY}, lease_owner = NULL, lease_until = NULL,
         suspect = {{false}} WHERE id = :id""",
     # A suspect stays one: it has not yet been worked alone to the end.
-    "refund": """UPDATE {event} SET status = CASE WHEN suspect = {true} THEN 'failed' ELSE 'pending' END,
+    "refund": """UPDATE {event} {use_id} SET status = CASE WHEN suspect = {true} THEN 'failed' ELSE 'pending' END,
         next_attempt_at = CASE WHEN suspect = {true} THEN {now} END, attempts = attempts - 1,
         lease_owner = NULL, lease_until = NULL WHERE id {among:ids}""",
-    "stuck": """SELECT id, attempts, max_attempts, suspect FROM {event} WHERE stream = :stream
+    "stuck": """SELECT id, attempts, max_attempts, suspect FROM {event} {use_leased} WHERE stream = :stream
         AND status = 'processing' AND (lease_until < {now} OR processing_started_at < {later:stuck})
         ORDER BY lease_until LIMIT :limit {skip_locked}""",
     # A crash is charged to an event only if it was worked alone: else it is given back and waits to be worked alone.
@@ -220,7 +244,7 @@ SHARED: Final[Mapping[str, str]] = {
         ORDER BY died_at LIMIT :limit)""",
     # Steering.
     "pause": """INSERT INTO {stream} (name, paused) VALUES (:stream, :paused)
-        ON CONFLICT (name) DO UPDATE SET paused = excluded.paused""",
+        {upsert:name} paused = :paused""",
     "audit": "INSERT INTO {audit} (operator, action, stream, event_id) VALUES (:operator, :action, :stream, :event_id)",
     # One step per stream along the indexes, whatever the number of events.
     "waiting_streams": """WITH RECURSIVE found (stream) AS (
@@ -252,9 +276,9 @@ POLL: Final = """SELECT 'paused' AS kind, count(*) AS n FROM {stream} WHERE name
     UNION ALL SELECT 'live', count(*) FROM {worker} WHERE stream = :stream AND seen_until > {now}
     UNION ALL SELECT 'rank', count(*) FROM {worker} WHERE stream = :stream AND seen_until > {now} AND name < :worker
     UNION ALL SELECT 'free', count(*) FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < {now})
-    UNION ALL SELECT 'scheduled', 1 WHERE EXISTS (SELECT 1 FROM {event} WHERE stream = :stream
+    UNION ALL SELECT 'scheduled', 1 WHERE EXISTS (SELECT 1 FROM {event} {use_due} WHERE stream = :stream
         AND next_attempt_at <= {now} AND suspect = {false})
-    UNION ALL SELECT 'suspects', 1 WHERE EXISTS (SELECT 1 FROM {event} WHERE stream = :stream
+    UNION ALL SELECT 'suspects', 1 WHERE EXISTS (SELECT 1 FROM {event} {use_due} WHERE stream = :stream
         AND next_attempt_at <= {now} AND suspect = {true})"""
 POLL_SHARD: Final = """SELECT 'ready', CAST(:shard_{n} AS {{integer}})
         WHERE EXISTS (SELECT 1 FROM {{event}} {{use_ready}}

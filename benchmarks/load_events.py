@@ -1,0 +1,9 @@
+"""What the events of a backlog are like, on every database."""
+
+SHARDS = 16
+PAYLOAD_BYTES = 250
+# Many, so that no key stands out; far fewer than events, so that most batches hold several of one.
+KEYS = 50_000
+HOT_KEY = "order-hot"
+
+COLUMNS = "id, stream, tenant, topic, type, aggregate_type, aggregate_id, key, key_hash, payload, content_type, status"

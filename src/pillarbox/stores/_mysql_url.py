@@ -1,0 +1,40 @@
+"""The driver's settings from a URL."""
+
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pillarbox.errors import ConfigError
+
+_EXAMPLE = "mysql://user:password@host:3306/database"
+
+
+def connect_settings(url: str) -> dict[str, Any]:
+    """The driver's settings from a URL."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or 3306
+    except ValueError:
+        raise ConfigError(f"the store URL has a port that is no number; write {_EXAMPLE}") from None
+    database = unquote(parts.path.removeprefix("/"))
+    if not database or "/" in database:
+        raise ConfigError(f"the store URL names no database; write {_EXAMPLE}")
+    settings: dict[str, Any] = {
+        "host": unquote(parts.hostname or "localhost"),
+        "port": port,
+        "user": unquote(parts.username or "root"),
+        "password": unquote(parts.password or ""),
+        "database": database,
+    }
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name == "ssl" and value in ("true", "false"):
+            settings["ssl"] = settings.get("ssl") or value == "true"
+        elif name == "ssl_ca" and value:
+            settings["ssl"] = {"ca": value}
+        elif name == "unix_socket" and value:
+            settings["unix_socket"] = value
+        else:
+            raise ConfigError(
+                f"the store URL has an option {name!r} that is unknown or has no such value; "
+                "use ssl=true, ssl_ca=file or unix_socket=file, and percent-encode the password"
+            )
+    return settings

@@ -1,0 +1,18 @@
+import itertools
+import os
+
+import pytest
+
+from pillarbox.conformance import Connect
+from pillarbox.stores.mysql import MysqlStore
+from tests.conformance.sql_store import SqlStoreContract
+from tests.servers import MariaDB
+
+_numbers = itertools.count(1)
+
+
+class TestMariadb(SqlStoreContract):
+    @pytest.fixture
+    def connect(self, mariadb: MariaDB) -> Connect:
+        prefix = f"contract_{os.getpid()}_{next(_numbers)}"
+        return lambda *, shards=4: MysqlStore(mariadb.url, prefix=prefix, shards=shards)
