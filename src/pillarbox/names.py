@@ -6,7 +6,7 @@ from functools import cached_property
 
 from pillarbox.errors import ConfigError
 
-_TABLES = ("meta", "event", "stream", "worker", "lease", "blocked_key", "dead_letter", "audit", "sleeper")
+_TABLES = ("meta", "event", "stream", "worker", "lease", "blocked_key", "dead_letter", "audit", "sleeper", "key_lock")
 _INDEXES = ("ready_index", "aside_index", "due_index", "leased_index", "blocked_due_index", "dead_index")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 

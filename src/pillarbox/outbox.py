@@ -42,7 +42,6 @@ _WRITERS: Final = {
     "aiosqlite": "pillarbox.writers.aiosqlite",
     "pymysql": "pillarbox.writers.pymysql",
     "asyncmy": "pillarbox.writers.asyncmy",
-    "aiomysql": "pillarbox.writers.asyncmy",
 }
 
 OnDuplicate: TypeAlias = Literal["raise", "ignore"]
@@ -113,7 +112,7 @@ class Outbox:
         """Write an event in the transaction that ``tx`` has open; ``fields`` are those of :meth:`event`.
 
         tx: a connection, cursor or session of the application; it commits or rolls back, never this call. On drivers
-        that have to be awaited (asyncpg, psycopg's AsyncConnection, aiosqlite, asyncmy, aiomysql, SQLAlchemy's
+        that have to be awaited (asyncpg, psycopg's AsyncConnection, aiosqlite, asyncmy, SQLAlchemy's
         AsyncConnection) await the call; :meth:`transaction` leaves nothing to forget.
         on_duplicate: for an id that is in the outbox already: ``raise`` DuplicateEvent, or ``ignore`` the new event.
         """
@@ -152,8 +151,8 @@ class Outbox:
     async def transaction(self, handle: Any) -> AsyncIterator["Transaction"]:
         """A transaction on a raw asynchronous driver that writes its events just before it commits.
 
-        handle: a pool or a connection of asyncpg, psycopg, aiosqlite, asyncmy or aiomysql, or SQLAlchemy's AsyncEngine
-        or AsyncConnection. In a transaction that is open already the block is a savepoint.
+        handle: a pool or a connection of asyncpg, psycopg, aiosqlite or asyncmy, or SQLAlchemy's AsyncEngine or
+        AsyncConnection. In a transaction that is open already the block is a savepoint.
         """
         writer = _writer(handle)
         async with writer.begin(handle) as connection:

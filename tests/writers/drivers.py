@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import aiomysql
 import aiosqlite
 import asyncmy
 import asyncpg
@@ -154,16 +153,17 @@ class _OnCursors(Driver):
 
 class PyMysql(_OnCursors):
     async def connect(self, autocommit: bool) -> Any:
-        return pymysql.connect(**_mysql(self.url), autocommit=autocommit, cursorclass=pymysql.cursors.DictCursor)
+        options = _mysql(self.url)
+        options["database"] = options.pop("db")
+        return pymysql.connect(**options, autocommit=autocommit, cursorclass=pymysql.cursors.DictCursor)
 
 
 class AsyncMy(Driver):
     is_awaited = True
     has_pool = True
-    package: Any = asyncmy
 
     async def connect(self, autocommit: bool) -> Any:
-        return await self.package.connect(**_mysql(self.url), autocommit=autocommit)
+        return await asyncmy.connect(**_mysql(self.url), autocommit=autocommit)
 
     async def execute(self, text: str) -> None:
         async with self.handle.cursor() as cursor:
@@ -173,15 +173,11 @@ class AsyncMy(Driver):
         await self.handle.ensure_closed()
 
     async def pool(self) -> Any:
-        return await self.package.create_pool(**_mysql(self.url), minsize=1, maxsize=2)
+        return await asyncmy.create_pool(**_mysql(self.url), minsize=1, maxsize=2)
 
     async def close_pool(self, pool: Any) -> None:
         pool.close()
         await pool.wait_closed()
-
-
-class AioMysql(AsyncMy):
-    package = aiomysql
 
 
 class SqlAlchemy(Driver):
@@ -252,4 +248,6 @@ _SQLALCHEMY = [SqlAlchemy, SqlAlchemyAsync, SqlAlchemySession, SqlAlchemyAsyncSe
 DRIVERS: Mapping[str, list[type[Driver]]] = {
     "sqlite": [Sqlite3, Sqlite3Cursor, AioSqlite, *_SQLALCHEMY],
     "postgres": [Psycopg, PsycopgAsync, Asyncpg, *_SQLALCHEMY],
+    "mysql": [PyMysql, AsyncMy, *_SQLALCHEMY],
+    "mariadb": [PyMysql, AsyncMy, *_SQLALCHEMY],
 }

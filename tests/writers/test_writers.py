@@ -209,7 +209,7 @@ async def test_a_forgotten_await_leaves_no_data_without_its_event(shop: Shop, ca
     (record,) = [record for record in caplog.records if record.name == "pillarbox.outbox"]
     assert "order.created" in record.getMessage()
     assert "secret" not in record.getMessage()
-    with pytest.raises(Exception, match=r"(?i)clos|connect"):  # in each driver's own words
+    with pytest.raises(Exception, match=r"(?i)clos|connect|gone away"):  # in each driver's own words
         await shop.driver.commit()
     assert await shop.data() == 0
     assert await shop.events() == []

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from pillarbox.errors import ConfigError, DuplicateEvent, NotInTransaction, PillarboxError, SchemaError
-from pillarbox.event import Event
+from pillarbox.event import Event, key_hash
 from pillarbox.names import Names
 from pillarbox.stores._mysql_dialect import cell as mysql_cell
 from pillarbox.stores.sql.rows import write_row
@@ -18,6 +18,7 @@ _COLUMNS: Final = [name.strip() for name in WRITE_COLUMNS.split(",")]
 # A statement stays far below what any of the databases takes.
 _MAX_ROWS: Final = 1000
 _MAX_BYTES: Final = 4_000_000
+_LOCK_BUCKETS: Final = 512  # as many as the migration makes
 _CONVERTED: Final = ("id", "occurred_at", "available_at", "next_attempt_at")
 # PostgreSQL's types, where a column is not text.
 _TYPES: Final = {
@@ -146,10 +147,17 @@ def _ignore(flavour: Flavour) -> str:
 
 def _locks(batch: Batch, flavour: Flavour) -> Iterator[Sent]:
     # Sorted: two writers that take several keys take them in the same order.
-    prefix = batch.names.parts["event"]
-    keys = sorted({f"{prefix} {event.stream} {event.key}" for event in batch.events if event.key is not None})
-    if not keys or flavour.database == "sqlite":  # whose writers wait for each other anyway
+    keyed = [event for event in batch.events if event.key is not None]
+    if not keyed or flavour.database == "sqlite":  # whose writers wait for each other anyway
         return
+    if flavour.database == "mysql":
+        buckets = sorted({key_hash(event.id, event.key) % _LOCK_BUCKETS for event in keyed})
+        marks = ", ".join(_marks(flavour, len(buckets)))
+        table = batch.names.parts["key_lock"]
+        yield f"SELECT bucket FROM {table} WHERE bucket IN ({marks}) ORDER BY bucket FOR UPDATE", buckets
+        return
+    outbox = batch.names.parts["event"]
+    keys = sorted({f"{outbox} {event.stream} {event.key}" for event in keyed})
     (mark,) = _marks(flavour, 1)
     yield (
         f"SELECT pg_advisory_xact_lock(hashtextextended(name, 0)) "

@@ -1,10 +1,11 @@
-"""Events in the caller's transaction on a connection or cursor of asyncmy or aiomysql, which look alike."""
+"""Events in the caller's transaction on an asyncmy connection or cursor."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from importlib import import_module
 from typing import Any
+
+from asyncmy.cursors import Cursor
 
 from pillarbox.writers._mysql_rules import in_transaction, judge, refuse_autocommit
 from pillarbox.writers._statements import MYSQL, no_transaction_on_a_pool, question, statements, translated
@@ -21,8 +22,7 @@ def _connection(handle: Any) -> Any:
 
 def _cursor(connection: Any) -> Any:
     """A plain one, whatever kind the connection makes by default."""
-    package = type(connection).__module__.partition(".")[0]
-    return connection.cursor(import_module(f"{package}.cursors").Cursor)
+    return connection.cursor(Cursor)
 
 
 def write(handle: Any, batch: Batch) -> Deferred:

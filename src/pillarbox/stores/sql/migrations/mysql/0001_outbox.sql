@@ -124,3 +124,12 @@ CREATE TABLE IF NOT EXISTS {audit} (
     stream varchar(100) NOT NULL,
     event_id binary(16)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
+
+-- For writers that lock their keys: there is no lock of a name that ends with the transaction. As many rows as writers
+-- are ever likely to be at work at once; two keys that share one only wait a little longer.
+CREATE TABLE IF NOT EXISTS {key_lock} (
+    bucket smallint PRIMARY KEY
+) ENGINE = InnoDB
+
+INSERT IGNORE INTO {key_lock} (bucket)
+    WITH RECURSIVE number (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n < 511) SELECT n FROM number
