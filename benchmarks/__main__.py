@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import drains, latency, report
+from benchmarks import drains, latency, report, writers
 from benchmarks.bed import Bed, say
 from benchmarks.drains import QUICK, Scale
 from benchmarks.report import Row
@@ -27,6 +27,7 @@ _ROWS: dict[str, Callable[[Bed, Scale], Row | list[Row]]] = {
     "mysql-backlog-1m": drains.mysql_many_waiting,
     "mariadb-kafka": drains.mariadb,
     "mariadb-backlog-1m": drains.mariadb_many_waiting,
+    "add": writers.writers,
 }
 _FILE = Path("build/bench.json")
 

@@ -1,0 +1,158 @@
+"""The rows that measure what `outbox.add` costs a transaction, against the same INSERT typed by hand."""
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy
+
+from benchmarks.bed import Bed, say
+from benchmarks.drains import Scale
+from benchmarks.report import Bar, Row
+from pillarbox import Outbox
+from pillarbox.event import key_hash
+from pillarbox.ids import uuid7
+from pillarbox.urls import store_from_url
+from tests.writers import drivers
+from tests.writers.drivers import Driver, done
+
+TRANSACTIONS = 200
+_PREFIX = "written"
+_ORDER = {"order_id": 7, "customer": "c-17", "lines": [{"sku": "a", "quantity": 2, "price": "1.10"}] * 3}
+_COLUMNS = (
+    "id, stream, tenant, topic, type, aggregate_type, aggregate_id, {key}, key_hash, payload, content_type, status"
+)
+_KINDS: Sequence[tuple[str, str, type[Driver]]] = (
+    ("sqlite3", "sqlite", drivers.Sqlite3),
+    ("aiosqlite", "sqlite", drivers.AioSqlite),
+    ("psycopg", "postgres", drivers.Psycopg),
+    ("psycopg-async", "postgres", drivers.PsycopgAsync),
+    ("asyncpg", "postgres", drivers.Asyncpg),
+    ("sqlalchemy-session", "postgres", drivers.SqlAlchemySession),
+    ("sqlalchemy-async-session", "postgres", drivers.SqlAlchemyAsyncSession),
+    ("pymysql", "mysql", drivers.PyMysql),
+    ("asyncmy", "mysql", drivers.AsyncMy),
+)
+
+_IDS: dict[str, Callable[[UUID], Any]] = {
+    "sqlite": str,
+    "mysql": lambda event_id: event_id.bytes,
+    "postgres": lambda event_id: event_id,
+}
+
+Write = Callable[[], Awaitable[object]]
+
+
+def _by_hand(driver: Driver, database: str) -> Write:
+    """What a careful user would type: the same columns, an id, JSON, one INSERT by the driver's own means."""
+    count = len(_COLUMNS.split(","))
+    key_column = "`key`" if database == "mysql" else "key"
+    mark = {"sqlite": "?", "mysql": "%s"}.get(database, "$" if isinstance(driver, drivers.Asyncpg) else "%s")
+    is_session = isinstance(driver, drivers.SqlAlchemy)
+    names = [f"p{number}" for number in range(count)]
+    if is_session:
+        marks = [f":{name}" for name in names]
+    else:
+        marks = [f"${number}" for number in range(1, count + 1)] if mark == "$" else [mark] * count
+    text = f"INSERT INTO {_PREFIX}_event ({_COLUMNS.format(key=key_column)}) VALUES ({', '.join(marks)})"
+    as_id: Callable[[UUID], Any] = _IDS[database]
+    statement = sqlalchemy.text(text) if is_session else text
+
+    async def write() -> None:
+        event_id = uuid7()
+        body = json.dumps(_ORDER).encode()
+        values = [as_id(event_id), "default", "default", "", "order.created", "order", "7", "7"]
+        values += [key_hash(event_id, "7"), body, "application/json", "pending"]
+        if is_session:
+            await done(driver.handle.execute(statement, dict(zip(names, values, strict=True))))
+        elif isinstance(driver, drivers.Asyncpg):
+            await driver.handle.execute(text, *values)
+        elif isinstance(driver, drivers.PyMysql):
+            with driver.handle.cursor() as cursor:
+                cursor.execute(text, values)
+        elif isinstance(driver, drivers.AsyncMy):
+            async with driver.handle.cursor() as cursor:
+                await cursor.execute(text, values)
+        else:
+            await done(driver.handle.execute(text, values))
+
+    return write
+
+
+def _by_outbox(driver: Driver) -> Write:
+    outbox = Outbox(prefix=_PREFIX)
+
+    async def write() -> None:
+        added = outbox.add(driver.handle, "order.created", _ORDER, aggregate_type="order", aggregate_id=7)
+        if added.pending is not None:
+            await added
+
+    return write
+
+
+async def _transactions(driver: Driver, sides: Sequence[Write]) -> list[float]:
+    """Microseconds of one transaction: the median of many, for each side, which take turns."""
+    taken: list[list[float]] = [[] for _ in sides]
+    for _ in range(TRANSACTIONS):
+        for side, write in zip(taken, sides, strict=True):
+            begun = time.perf_counter()
+            await driver.begin()
+            await write()
+            await driver.commit()
+            side.append(time.perf_counter() - begun)
+    return [statistics.median(side) * 1e6 for side in taken]
+
+
+async def _statements(driver: Driver, sides: Sequence[Write]) -> list[float]:
+    """The same inside one transaction, without its commit."""
+    taken: list[list[float]] = [[] for _ in sides]
+    await driver.begin()
+    for _ in range(TRANSACTIONS):
+        for side, write in zip(taken, sides, strict=True):
+            begun = time.perf_counter()
+            await write()
+            side.append(time.perf_counter() - begun)
+    await driver.rollback()
+    return [statistics.median(side) * 1e6 for side in taken]
+
+
+async def _measure(name: str, database: str, kind: type[Driver], url: str, rounds: int) -> Row:
+    store = store_from_url(url, prefix=_PREFIX)
+    await store.migrate()
+    driver = kind(url)
+    await driver.open()
+    sides = (_by_outbox(driver), _by_hand(driver, database))
+    await _transactions(driver, sides)
+    found = [await _transactions(driver, sides) for _ in range(rounds)]
+    extra: dict[str, float] = {}
+    if not driver.is_buffered:
+        ours, floor = await _statements(driver, sides)
+        extra = {"ours_without_commit": ours, "floor_without_commit": floor, "ratio_without_commit": ours / floor}
+    await driver.close()
+    await store.close()
+    return Row(
+        f"add-{name}",
+        "us",
+        Bar(1.25, at_most=True),
+        [ours for ours, _ in found],
+        [floor for _, floor in found],
+        extra,
+    )
+
+
+def writers(bed: Bed, scale: Scale) -> list[Row]:
+    """A transaction with one event, for each driver."""
+    rows = []
+    for name, database, kind in _KINDS:
+        urls = {"sqlite": lambda: f"sqlite:///{bed.folder}/written.db", "postgres": lambda: bed.url}
+        url = urls.get(database, lambda: bed.mysql.url)()
+        row = asyncio.run(_measure(name, database, kind, url, scale.rounds))
+        rows.append(row)
+        found = row.as_dict()
+        alone = f", without commit {found['ratio_without_commit']}" if "ratio_without_commit" in found else ""
+        say(f"  add-{name}: {found['ours']} us against {found['floor']}, ratio {found['ratio']}{alone}")
+    return rows
