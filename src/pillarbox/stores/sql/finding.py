@@ -46,7 +46,7 @@ class FindingPart(QueuePart):
         for stream, count in await self._db.fetch(self._sql["dead_by_stream"]):
             counts.setdefault(stream, {})[Status.DEAD] = count
         paused = {name: bool(value) for name, value in await self._db.fetch(self._sql["known_streams"])}
-        workers: dict[str, int] = {name: n for name, n in await self._db.fetch(self._sql["live_workers"])}
+        workers: dict[str, int] = dict(await self._db.fetch(self._sql["live_workers"]))
         # Asked last: nothing that was read before can be younger.
         now = self._as_instant((await self._db.fetch(self._sql["clock"]))[0][0])
         return [
