@@ -79,7 +79,9 @@ class PostgresDatabase:
             asyncpg.InvalidSchemaNameError,
             asyncpg.UndefinedColumnError,
         ) as error:
-            raise SchemaError(f"{self.name}: {error}; make the tables with `pillarbox init`") from error
+            raise SchemaError(
+                f"{self.name}: {error}; make the tables with `pillarbox init`, or `await store.migrate()`"
+            ) from error
         except asyncpg.InvalidCatalogNameError as error:
             raise StoreError(f"{self.name}: there is no such database; create it, or correct the URL") from error
         except asyncpg.InvalidAuthorizationSpecificationError as error:

@@ -107,7 +107,9 @@ class SqliteDatabase:
         if isinstance(error, sqlite3.IntegrityError) and "UNIQUE" in text:
             return DuplicateEvent("an event with this id is in the outbox already; give another id, or leave it out")
         if "no such table" in text:
-            return SchemaError(f"sqlite {self.path}: {text}; make the tables with `pillarbox init`")
+            return SchemaError(
+                f"sqlite {self.path}: {text}; make the tables with `pillarbox init`, or `await store.migrate()`"
+            )
         if "locked" in text or "busy" in text:
             return StoreDown(f"sqlite {self.path} was locked by another process for {_BUSY_SECONDS:.0f} s")
         if "unable to open" in text:
@@ -209,7 +211,7 @@ class SqliteStore(SqlStore):
         # Connecting would make an empty file of any misspelt name.
         if self._path != ":memory:" and not self._path.startswith("file:") and not Path(self._path).exists():
             raise SchemaError(
-                f"{self.description} does not exist; correct the path, or make the outbox with `pillarbox init`"
+                f"{self.description} does not exist; correct the path, or make it with `pillarbox init`, or `await store.migrate()`"
             )
         await super().open(on_wake)
 
