@@ -1,7 +1,7 @@
 """Settings of the command line: where they come from, which counts, and what a mistake is told."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from pillarbox.relay import Exponential, Fixed, Linear, Relay, Stream
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(secrets, "_known", set())
-    yield tmp_path
+    return tmp_path
 
 
 def settings(
@@ -98,7 +98,7 @@ def test_a_mistake_names_itself_and_the_remedy(
 
 
 def test_a_file_that_is_named_has_to_be_there() -> None:
-    with pytest.raises(ConfigError, match="--config names gone.toml"):
+    with pytest.raises(ConfigError, match=r"--config names gone\.toml"):
         settings(config="gone.toml")
 
 
@@ -120,14 +120,21 @@ def test_two_destinations_for_one_stream_are_refused() -> None:
         ({"to": "stdout:", "store": "memory:", "batch": "0"}, "batch is 0; use 1 to 100000"),
     ],
 )
-def test_a_relay_that_cannot_be_made_says_what_is_missing(flags: dict[str, str], said: str) -> None:
+def test_a_relay_that_cannot_be_made_says_what_is_missing(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         configured(settings(**flags))
     assert said in str(caught.value)
 
 
 def test_a_relay_is_made_of_all_sources() -> None:
-    toml = "store = 'memory:'\ngrace_seconds = 3\n[streams.mail]\nto = 'stdout:'\nmode = 'queue'\nretry = 'fixed:seconds=3'\n"
+    toml = """
+store = 'memory:'
+grace_seconds = 3
+[streams.mail]
+to = 'stdout:'
+mode = 'queue'
+retry = 'fixed:seconds=3'
+"""
     made = configured(settings(toml, name="relay"))
     assert made.name.startswith("relay-")
     assert made.store.description == "sqlite :memory:"
@@ -155,7 +162,7 @@ def test_durations(text: str, wanted: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "5x", "nan"])
 def test_a_wrong_duration_is_told(text: str) -> None:
-    with pytest.raises(ConfigError, match="--keep is .*; use a duration such as"):
+    with pytest.raises(ConfigError, match=r"--keep is .*; use a duration such as"):
         seconds(text, "--keep")
 
 

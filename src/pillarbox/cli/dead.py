@@ -82,7 +82,13 @@ def show_dead(chosen: Any) -> int:
 
 
 def act(chosen: Any) -> int:
-    return run(_act(chosen))
+    where, by, settings = _where(chosen), operator(chosen), Settings.of(chosen)
+    if chosen.dry_run:
+        return run(_dry_run(chosen, where, settings))
+    if chosen.action == "discard" and not chosen.yes:
+        # The question stands outside of the event loop, which would keep Ctrl-C from ending it.
+        _ask(run(_count(where, settings)))
+    return run(_act(chosen, where, settings, by))
 
 
 def _where(chosen: Any) -> Filter:
@@ -96,16 +102,24 @@ def _where(chosen: Any) -> Filter:
     return Filter(ids=ids) if ids else where
 
 
-async def _act(chosen: Any) -> int:
-    where, by = _where(chosen), operator(chosen)
-    async with open_store(Settings.of(chosen)) as store:
-        if chosen.dry_run:
-            found = [each async for page in _pages(store, where) for each in page]
-            print_list(found, chosen, _COLUMNS, "no dead letter matches")
-            return _missing(where, {each.event.id for each in found})
-        if chosen.action == "discard" and not chosen.yes:
-            await _ask(store, where)
-        with Progress(f"{chosen.action}ing" if chosen.action == "replay" else "discarding") as progress:
+async def _dry_run(chosen: Any, where: Filter, settings: Settings) -> int:
+    async with open_store(settings) as store:
+        found = [each async for page in _pages(store, where) for each in page]
+    print_list(found, chosen, _COLUMNS, "no dead letter matches")
+    return _missing(where, {each.event.id for each in found})
+
+
+async def _count(where: Filter, settings: Settings) -> int:
+    total = 0
+    async with open_store(settings) as store:
+        async for page in _pages(store, where):
+            total += len(page)
+    return total
+
+
+async def _act(chosen: Any, where: Filter, settings: Settings, by: str) -> int:
+    async with open_store(settings) as store:
+        with Progress("replaying" if chosen.action == "replay" else "discarding") as progress:
             done = await decide(store, where, chosen.action, by, progress)
     if chosen.json:
         output.print_json({_DONE[chosen.action]: len(done)})
@@ -121,10 +135,7 @@ def _missing(where: Filter, done: set[UUID]) -> int:
     return 3 if missing else 0
 
 
-async def _ask(store: Store, where: Filter) -> None:
-    total = 0
-    async for page in _pages(store, where):
-        total += len(page)
+def _ask(total: int) -> None:
     if not total:
         return
     if not sys.stdin.isatty():

@@ -196,9 +196,11 @@ def show_event(chosen: Any) -> int:
 
 
 def add_event(chosen: Any) -> int:
+    settings = Settings.of(chosen)
+    # Before the event loop starts, which would keep Ctrl-C from ending a read of standard input.
+    event = _event(chosen)
+
     async def work() -> int:
-        settings = Settings.of(chosen)
-        event = _event(chosen)
         async with open_store(settings) as store:
             await store.add([event])
         if chosen.json:

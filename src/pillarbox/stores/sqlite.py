@@ -211,7 +211,8 @@ class SqliteStore(SqlStore):
         # Connecting would make an empty file of any misspelt name.
         if self._path != ":memory:" and not self._path.startswith("file:") and not Path(self._path).exists():
             raise SchemaError(
-                f"{self.description} does not exist; correct the path, or make it with `pillarbox init`, or `await store.migrate()`"
+                f"{self.description} does not exist; correct the path, "
+                "or make it with `pillarbox init` or `await store.migrate()`"
             )
         await super().open(on_wake)
 
