@@ -60,6 +60,10 @@ def bug(*tests: str, **rewrites: Sequence[str]) -> Mutant:
 
 
 class OpensAnything(Broken):
+    async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
+        Path(self._path).touch()
+        await super().open()
+
     async def _check_schema(self) -> None:
         pass
 

@@ -8,7 +8,7 @@ import pty
 import signal
 import sqlite3
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,11 +19,12 @@ import pytest
 import pytest_asyncio
 from confluent_kafka import Consumer
 
+from pillarbox.cli.dead import decide
 from pillarbox.conformance.events import make_event
 from pillarbox.event import Event, Status
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Relay, Stream
-from pillarbox.store import Aside, Failure, KeyAside, Settlement, Store
+from pillarbox.store import Aside, Failure, Filter, KeyAside, Settlement, Store
 from pillarbox.urls import store_from_url
 from tests.integration.commands import COMMAND, Command
 from tests.integration.relays import counts, eventually, settled, until
@@ -105,7 +106,7 @@ def test_an_outbox_is_made_filled_published_and_pruned(pillarbox: Command) -> No
     ]
     shown = pillarbox("events", "show", str(identity), "--json").json
     assert (shown["key"], shown["headers"], "payload" in shown) == ("7", {"a": "b"}, False)
-    assert pillarbox("events", "show", str(identity), "--payload", "--json").json["payload"] == '{"id":7}'
+    assert pillarbox("events", "show", str(identity), "--payload", "--json").json["payload"] == '{"id": 7}'
     drained = pillarbox("relay", "--to", "stdout:", "--drain")
     assert drained.code == 0, drained.err
     assert [json.loads(line)["id"] for line in drained.out.splitlines()] == [str(identity)]
@@ -136,6 +137,19 @@ def test_missing_tables_name_the_remedy(bare: Command) -> None:
     bare("migrate").failed(1, "`pillarbox init`")
     bare("relay", "--to", "stdout:", "--log-level", "error").failed(1, "`pillarbox init`")
     assert not list(bare.folder.glob("*.db")), "looking must not make a database"
+
+
+def test_a_payload_is_kept_byte_for_byte(on_sqlite: Command) -> None:
+    for words, stdin, kind, wanted in (
+        (["-"], b'"text"', "application/json", {"payload": '"text"'}),
+        (["-", "--content-type", "text/plain"], "é".encode(), "text/plain", {"payload": "é"}),
+        (["-", "--content-type", "image/png"], b"\x89P", "image/png", {"payload_base64": "iVA="}),
+    ):
+        identity = on_sqlite("events", "add", "a", *words, stdin=stdin).out.strip()
+        shown = on_sqlite("events", "show", identity, "--payload", "--json").json
+        assert shown["content_type"] == kind
+        assert wanted.items() <= shown.items()
+    on_sqlite("events", "add", "a", "[NaN]").failed(2, "NaN")
 
 
 def test_streams_are_paused_and_resumed_and_the_audit_says_by_whom(pillarbox: Command) -> None:
@@ -177,22 +191,42 @@ async def test_dead_letters_are_listed_shown_replayed_and_discarded(pillarbox: C
 
 
 @pytest.mark.asyncio
-async def test_a_parked_key_is_replayed_in_order_whatever_arrives_meanwhile(pillarbox: Command, store: Store) -> None:
-    """More letters than one chunk, while a relay works: nothing of the key overtakes the rest."""
+@pytest.mark.parametrize("mode", [Aside.PARKED, Aside.BLOCKED])
+async def test_a_key_is_replayed_in_order_whatever_arrives_meanwhile(
+    store: Store, mode: Aside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More letters than a chunk has; between two chunks an event is written and the relay does all it can."""
+    await kill(store, mode, 1200)
+    published = MemoryPublisher()
+    stream = Stream("default", to=published, on_dead="park", poll_seconds=0.01, poll_limit_seconds=0.02)
+    async with Relay(store, [stream]) as relay:
+        replay = store.replay
+
+        async def replay_slowly(ids: Sequence[UUID], by: str) -> int:
+            done = await replay(ids, by)
+            await store.add([make_event(key="7", type="late")])
+            await relay.drain()
+            return done
+
+        monkeypatch.setattr(store, "replay", replay_slowly)
+        await decide(store, Filter(stream="default"), "replay", "olga", lambda done: None)
+        monkeypatch.undo()
+        await eventually(lambda: counts(store, "default"), lambda found: found.keys() == {Status.PUBLISHED})
+    seqs = [event.seq for event in published.deliveries]
+    assert len(seqs) > 1200
+    assert seqs == sorted(seqs)
+
+
+@pytest.mark.asyncio
+async def test_many_are_replayed_while_a_relay_works(pillarbox: Command, store: Store) -> None:
     events = await kill(store, Aside.PARKED, 1200)
     published = MemoryPublisher()
     stream = Stream("default", to=published, on_dead="park", poll_seconds=0.01, poll_limit_seconds=0.02)
     async with Relay(store, [stream]):
-        with pillarbox.start("dead", "replay", "--stream", "default") as process:
-            late = make_event(key="7", type="late")
-            await store.add([late])
-            assert await asyncio.to_thread(process.wait, 60) == 0
-        await eventually(lambda: counts(store, "default"), lambda found: found.get(Status.PUBLISHED, 0) >= 1200)
-        # The late one was parked too if it came before its key was free, and after the last look for such ones.
-        await store.replay([letter.event.id for letter in await store.dead_letters()], "olga")
-        await settled(store, {Status.PUBLISHED: 1201}, "default")
-    assert [event.id for event in published.deliveries[:1200]] == [event.id for event in events]
-    assert [event.id for event in published.deliveries[1200:]] == [late.id]
+        ended = await asyncio.to_thread(pillarbox, "dead", "replay", "--stream", "default", "--json")
+        assert ended.json == {"replayed": 1200}
+        await settled(store, {Status.PUBLISHED: 1200}, "default")
+    assert [event.id for event in published.deliveries] == [event.id for event in events]
 
 
 @pytest.mark.asyncio
@@ -243,7 +277,7 @@ def test_kafka_gets_what_the_relay_drains(on_sqlite: Command, kafka: Kafka) -> N
         consumer.subscribe([topic])
         message = consumer.poll(30)
         assert message is not None
-        assert (message.key(), message.value()) == (b"7", b'{"id":7}')
+        assert (message.key(), message.value()) == (b"7", b'{"id": 7}')
     finally:
         consumer.close()
 
@@ -336,6 +370,7 @@ def test_version_and_help_import_no_driver() -> None:
     ("words", "said"),
     [
         (["statsu"], "there is no command 'statsu'; did you mean 'status'?"),
+        (["--store", "memory:", "status"], "options come after the command, as in `pillarbox status --store ...`"),
         (["events", "lsit"], "did you mean 'list'?"),
         (["status", "--jsno"], "has no option --jsno; did you mean '--json'?"),
         (["status", "more"], "has no use for 'more'"),

@@ -42,7 +42,12 @@ def build() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code, as ``pillarbox --help`` explains it."""
     try:
-        chosen = build().parse_args(arguments)
+        parser = build()
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        first = words[0].partition("=")[0] if words else ""
+        if first.startswith("--") and first not in ("--help", "--version"):
+            parser.error(f"options come after the command, as in `pillarbox status {first} ...`")
+        chosen = parser.parse_args(words)
         logs.start("text", "warning")
         code: int = chosen.run(chosen)
         # Here, and not when the interpreter ends: a reader that has gone is met now.

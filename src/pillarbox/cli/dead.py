@@ -150,6 +150,9 @@ async def _pages(store: Store, where: Filter) -> AsyncIterator[Sequence[Found]]:
     after = 0
     while page := await store.find_dead(where, _CHUNK, after):
         yield page
+        # A short page is the last: what dies from now on would keep this going for as long as someone writes.
+        if len(page) < _CHUNK:
+            return
         after = page[-1].event.seq
 
 
@@ -174,9 +177,9 @@ async def decide(store: Store, where: Filter, action: str, by: str, told: Callab
 
     heads = await followers()
     for start in range(0, len(heads), _CHUNK):
-        chunk = heads[start : start + _CHUNK]
-        # A relay parks what arrives meanwhile.
-        await followers()
+        # Together with what a relay has parked meanwhile.
+        parked = [each.event.id async for page in _pages(store, where) for each in page if not each.holds_key]
+        chunk = [*parked, *heads[start : start + _CHUNK]]
         if await change(chunk, by):
             done.update(chunk)
             told(len(done))

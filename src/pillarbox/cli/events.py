@@ -12,9 +12,9 @@ from pillarbox.cli.parser import command, commands
 from pillarbox.cli.session import event_id, instant, open_store, run
 from pillarbox.cli.settings import Settings
 from pillarbox.errors import ConfigError
-from pillarbox.event import Status
+from pillarbox.event import Event, Status
 from pillarbox.outbox import Outbox
-from pillarbox.payload import JSON
+from pillarbox.payload import JSON, serialise
 from pillarbox.store import Filter, Found
 
 COLUMNS: Final = (
@@ -63,7 +63,7 @@ def _add_add(inner: Any) -> None:
 def add_filters(parser: Any, done: str) -> None:
     """What events can be chosen by."""
     for name in ("stream", "key", "type", "tenant"):
-        parser.add_argument(f"--{name}", metavar="TEXT")
+        parser.add_argument(f"--{name}", metavar="TEXT", help=f"of this {name}")
     parser.add_argument("--since", metavar="INSTANT", help=f"{done} then or later; a duration counts back, as in 2h")
     parser.add_argument("--until", metavar="INSTANT", help=f"{done} before")
 
@@ -212,7 +212,7 @@ def add_event(chosen: Any) -> int:
     return run(work())
 
 
-def _event(chosen: Any) -> Any:
+def _event(chosen: Any) -> Event:
     headers = {}
     for header in chosen.header:
         name, equals, value = header.partition("=")
@@ -221,9 +221,12 @@ def _event(chosen: Any) -> Any:
         headers[name] = value
     given = {name: getattr(chosen, name) for name in (*_TEXTS, "key", "stream", "aggregate_version", "max_attempts")}
     data = sys.stdin.buffer.read() if chosen.payload == "-" else chosen.payload.encode("utf-8", "surrogateescape")
+    given["content_type"] = chosen.content_type or JSON
+    if given["content_type"] == JSON:
+        _check_json(data)
     return Outbox().event(
         chosen.type,
-        _payload(data) if chosen.content_type in (None, JSON) else data,
+        data,
         **given,
         topic=chosen.topic or "",
         tenant=chosen.tenant or "default",
@@ -234,10 +237,12 @@ def _event(chosen: Any) -> Any:
     )
 
 
-def _payload(data: bytes) -> Any:
+def _check_json(data: bytes) -> None:
     try:
-        return json.loads(data)
+        value = json.loads(data)
     except ValueError:
         raise ConfigError(
             "the payload is not JSON; quote it for the shell, as in '{\"id\": 7}', or give --content-type text/plain"
         ) from None
+    # In a list: text by itself would not be looked at as JSON.
+    serialise([value])
