@@ -40,6 +40,10 @@ class SchemaError(StoreError):
     """The tables are missing, or of a version that this release does not know."""
 
 
+class OldSchema(SchemaError):
+    """The tables are those of an earlier release: migrate them."""
+
+
 class LeaseLost(PillarboxError):
     """The token is stale: another worker owns this shard or event now, and nothing was changed."""
 

@@ -122,6 +122,58 @@ class DeadLetter(NamedTuple):
     errors: Sequence[Mapping[str, Any]]
 
 
+class StreamStatus(NamedTuple):
+    """A stream as an operator sees it."""
+
+    stream: str
+    paused: bool
+    workers: int  # live ones
+    counts: Mapping[Status, int]  # of the states that have events
+    oldest_seconds: float | None  # how long the oldest event has waited; what is scheduled does not wait yet
+    published_last_hour: int  # of those that are still kept
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which events are meant: all that is given must agree."""
+
+    stream: str | None = None
+    status: Status | None = None
+    key: str | None = None
+    type: str | None = None
+    tenant: str | None = None
+    since: datetime | None = None  # written at this instant or later; a dead letter: died
+    until: datetime | None = None  # and before this one
+    ids: Sequence[UUID] | None = None
+
+
+class Found(NamedTuple):
+    """An event and where it stands, as an operator sees it."""
+
+    event: Event  # in a list without its payload
+    payload_bytes: int
+    next_attempt_at: datetime | None = None
+    published_at: datetime | None = None
+    processing_started_at: datetime | None = None
+    lease_owner: str | None = None
+    lease_until: datetime | None = None
+    lease_token: int = 0
+    last_error: str | None = None
+    last_error_at: datetime | None = None  # of a dead letter: when it died
+    errors: Sequence[Mapping[str, Any]] = ()  # oldest first; in a list left out
+    holds_key: bool = False  # a dead letter that its key waits for
+
+
+class Audit(NamedTuple):
+    """What an operator did."""
+
+    at: datetime
+    by: str
+    action: str
+    stream: str
+    event_id: UUID | None
+
+
 class Page(NamedTuple):
     """One step of a prune: rows deleted, and where to go on (None: through)."""
 
@@ -240,3 +292,19 @@ class Store(Protocol):
 
     async def discard(self, ids: Sequence[UUID], by: str) -> int:
         """Give up dead letters for good, leaving an audit row; a key that they blocked goes on."""
+
+    # Looking. Lists load no payloads.
+    async def streams(self) -> Sequence[StreamStatus]:
+        """Every stream that has events or was ever served or paused, by name. Reads the whole outbox."""
+
+    async def find(self, where: Filter, limit: int, newest_first: bool = True) -> Sequence[Found]:
+        """Events in order of their ids, which is the order of time for ids that Pillarbox made."""
+
+    async def find_dead(self, where: Filter, limit: int, after: int = 0) -> Sequence[Found]:
+        """Dead letters in order of seq, from above ``after`` on."""
+
+    async def look(self, id: UUID) -> Found | None:
+        """One event, dead or not, with its payload and its errors."""
+
+    async def audit(self, limit: int) -> Sequence[Audit]:
+        """What operators did, newest first."""

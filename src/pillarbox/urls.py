@@ -26,8 +26,13 @@ PUBLISHERS: Final = {
 def store_from_url(url: str, **options: Any) -> Store:
     """``postgresql://user@host/database``, ``mysql://user@host/database``, ``mariadb://user@host/database``,
     ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``memory:``."""
-    store: Store = _adapter("store", STORES, url).from_url(url, **options)
+    store: Store = store_class(url).from_url(url, **options)
     return store
+
+
+def store_class(url: str) -> Any:
+    """The adapter that a store's URL asks for."""
+    return _adapter("store", STORES, url)
 
 
 def publisher_from_url(url: str, **options: Any) -> Publisher:

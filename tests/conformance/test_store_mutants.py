@@ -15,7 +15,7 @@ import pytest
 
 from pillarbox.errors import DuplicateEvent, LeaseLost
 from pillarbox.event import Event, Status
-from pillarbox.store import Claim, Features, Grant, KeyRun, Page, Settlement, Store, Work
+from pillarbox.store import Claim, Features, Filter, Found, Grant, KeyRun, Page, Settlement, Store, Work
 from pillarbox.stores.sqlite import SqliteStore
 from tests.conformance.sql_store import SqlStoreContract
 
@@ -60,6 +60,10 @@ def bug(*tests: str, **rewrites: Sequence[str]) -> Mutant:
 
 
 class OpensAnything(Broken):
+    async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
+        Path(self._path).touch()
+        await super().open()
+
     async def _check_schema(self) -> None:
         pass
 
@@ -247,6 +251,53 @@ class ReadsAKeyBackwards(Broken):
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
         run = await super().read_due(grant, limit, max_bytes)
         return run and run._replace(events=run.events[::-1])
+
+
+class IgnoresFilters(Broken):
+    async def find(self, where: Filter, limit: int, newest_first: bool = True) -> Sequence[Found]:
+        return await super().find(replace(where, tenant=None), limit, newest_first)
+
+
+class IgnoresInstants(Broken):
+    async def find(self, where: Filter, limit: int, newest_first: bool = True) -> Sequence[Found]:
+        return await super().find(replace(where, until=None), limit, newest_first)
+
+    async def find_dead(self, where: Filter, limit: int, after: int = 0) -> Sequence[Found]:
+        return await super().find_dead(replace(where, until=None), limit, after)
+
+
+class NewestFirstAlways(Broken):
+    async def find(self, where: Filter, limit: int, newest_first: bool = True) -> Sequence[Found]:
+        return await super().find(where, limit)
+
+
+class ListsPayloads(Broken):
+    async def find_dead(self, where: Filter, limit: int, after: int = 0) -> Sequence[Found]:
+        found = await super().find_dead(where, limit, after)
+        whole = [await self.look(each.event.id) for each in found]
+        return [each for each in whole if each is not None]
+
+
+class SeesNoErrors(Broken):
+    async def look(self, id: UUID) -> Found | None:
+        seen = await super().look(id)
+        return seen and seen._replace(errors=())
+
+
+class SeesNoOwner(Broken):
+    async def look(self, id: UUID) -> Found | None:
+        seen = await super().look(id)
+        return seen and seen._replace(lease_owner=None)
+
+
+class FindsTheDeadByDeath(Broken):
+    async def find_dead(self, where: Filter, limit: int, after: int = 0) -> Sequence[Found]:
+        return list(reversed(await super().find_dead(where, limit, after)))
+
+
+class NoLetterHoldsItsKey(Broken):
+    async def find_dead(self, where: Filter, limit: int, after: int = 0) -> Sequence[Found]:
+        return [each._replace(holds_key=False) for each in await super().find_dead(where, limit, after)]
 
 
 class HidesAnEmptyKey(Broken):
@@ -652,6 +703,27 @@ MUTANTS: Mapping[str, Mutant] = {
     "frees every key": bug(
         "test_acting_on_one_key_leaves_another_as_it_is", free_key=[r"AND key = :key AND \(.*\)", ""]
     ),
+    "streams without their dead": bug(
+        "test_every_stream_is_told_with_its_states", dead_by_stream=["GROUP BY", "WHERE 0 GROUP BY"]
+    ),
+    "counts workers that are gone": bug(
+        "test_a_worker_that_is_gone_is_not_counted", live_workers=["WHERE seen_until > .* GROUP", "GROUP"]
+    ),
+    "ages from the writing": bug(
+        "test_only_what_waits_has_an_age", states=["available_at, created_at", "created_at, 0"]
+    ),
+    "ignores a filter": Mutant(["test_events_are_found_by_what_they_are"], IgnoresFilters),
+    "ignores an instant": Mutant(
+        ["test_events_are_found_by_when_they_were_written", "test_a_dead_letter_is_found_by_when_it_died"],
+        IgnoresInstants,
+    ),
+    "lists the newest first always": Mutant(["test_a_list_is_as_long_as_asked_in_the_order_asked"], NewestFirstAlways),
+    "lists payloads": Mutant(["test_a_list_has_sizes_and_no_payloads"], ListsPayloads),
+    "sees no errors": Mutant(["test_one_event_is_seen_whole"], SeesNoErrors),
+    "sees no owner": Mutant(["test_a_leased_event_says_who_has_it"], SeesNoOwner),
+    "finds the dead by their death": Mutant(["test_dead_letters_are_found_in_order_of_seq"], FindsTheDeadByDeath),
+    "no letter holds its key": Mutant(["test_a_dead_letter_says_whether_its_key_waits_for_it"], NoLetterHoldsItsKey),
+    "tells the oldest deeds": bug("test_what_operators_did_is_told_newest_first", audited=["DESC", "ASC"]),
     "replays a queue's event as failed": bug(
         "test_a_replayed_event_of_a_queue_is_claimed_again", exhume=[":status", "'failed'"]
     ),

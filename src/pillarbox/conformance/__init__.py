@@ -6,6 +6,7 @@ import pytest
 pytest.register_assert_rewrite(
     "pillarbox.conformance.publisher",
     "pillarbox.conformance.store",
+    "pillarbox.conformance.store_finding",
     "pillarbox.conformance.store_keys",
     "pillarbox.conformance.store_operations",
     "pillarbox.conformance.store_ownership",

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from pillarbox.conformance.store_finding import FindingTests
 from pillarbox.conformance.store_keys import AsideTests, InstantTests
 from pillarbox.conformance.store_operations import OperatorTests, RetentionTests, SteeringTests
 from pillarbox.conformance.store_ownership import OwnershipTests, PollTests
@@ -34,9 +35,10 @@ class StoreContract(
     RetentionTests,
     SteeringTests,
     OperatorTests,
+    FindingTests,
 ):
-    """Subclass it in a test module: give it ``features``, the fixture ``connect``, ``set_schema_version``
-    and ``audit``; ``durable = False`` where nothing outlives the process. ``wait_seconds`` is how long a late row may
+    """Subclass it in a test module: give it ``features``, the fixture ``connect`` and ``set_schema_version``;
+    ``durable = False`` where nothing outlives the process. ``wait_seconds`` is how long a late row may
     take to be found.
 
     Every test has an outbox of its own. Leases run out because they are given a past, never by waiting.

@@ -61,7 +61,7 @@ class StoreSetup:
 
     async def audit(self, store: Store) -> Sequence[AuditRow]:
         """All that operators did, oldest first."""
-        raise NotImplementedError("read the store's audit rows")
+        return [AuditRow(*row[1:]) for row in reversed(await store.audit(1000))]
 
     @pytest_asyncio.fixture
     async def store(self, connect: Connect) -> AsyncIterator[Store]:

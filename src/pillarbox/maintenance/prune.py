@@ -1,6 +1,7 @@
 """Prune: published events and dead letters that are old enough. Nothing that was not published is ever pruned."""
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pillarbox.maintenance.service import Service
@@ -33,6 +34,7 @@ class Prune(Service):
         interval_seconds: float = 3600.0,
         batch: int = 1000,
         limit: int = 10_000_000,
+        on_progress: Callable[[Pruned], None] = lambda so_far: None,
     ) -> None:
         super().__init__(interval_seconds)
         self._store = store
@@ -40,6 +42,7 @@ class Prune(Service):
         self._keep_dead = keep_dead_seconds
         self._batch = batch
         self._limit = limit
+        self._on_progress = on_progress
 
     async def run_once(self) -> Pruned:
         published = dead = 0
@@ -47,12 +50,14 @@ class Prune(Service):
         while published < self._limit:
             page = await self._store.prune_published(self._keep_published, self._batch, after)
             published += page.deleted
+            self._on_progress(Pruned(published, dead))
             after = page.after
             if after is None:
                 break
         while dead < self._limit:
             deleted = await self._store.prune_dead(self._keep_dead, self._batch)
             dead += deleted
+            self._on_progress(Pruned(published, dead))
             if deleted < self._batch:
                 break
         if published or dead:

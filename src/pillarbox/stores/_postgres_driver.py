@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from pillarbox.errors import DuplicateEvent, MissingExtra, SchemaError, StoreDown, StoreError
+from pillarbox.errors import ConfigError, DuplicateEvent, MissingExtra, SchemaError, StoreDown, StoreError
 from pillarbox.stores.sql import Connection, Statement
 
 try:
@@ -79,13 +79,20 @@ class PostgresDatabase:
             asyncpg.InvalidSchemaNameError,
             asyncpg.UndefinedColumnError,
         ) as error:
-            raise SchemaError(f"{self.name}: {error}; make the tables with `await store.migrate()`") from error
+            raise SchemaError(
+                f"{self.name}: {error}; make the tables with `pillarbox init`, or `await store.migrate()`"
+            ) from error
         except asyncpg.InvalidCatalogNameError as error:
             raise StoreError(f"{self.name}: there is no such database; create it, or correct the URL") from error
         except asyncpg.InvalidAuthorizationSpecificationError as error:
             raise StoreError(f"{self.name}: user or password refused; correct the URL") from error
         except asyncpg.InsufficientPrivilegeError as error:
             raise StoreError(f"{self.name}: {error}; grant it to the user of the relay") from error
+        except asyncpg.exceptions.ClientConfigurationError:
+            # Without its words: they can quote the URL.
+            raise ConfigError(
+                f"{self.name}: the driver does not understand the URL; check its options, such as sslmode"
+            ) from None
         except (OSError, TimeoutError, asyncpg.InterfaceError, *_PASSING) as error:
             raise StoreDown(f"{self.name} cannot be used now ({type(error).__name__}: {error})") from error
         except asyncpg.PostgresError as error:

@@ -1,5 +1,6 @@
 """The store on PostgreSQL, by asyncpg."""
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -7,6 +8,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 from uuid import UUID
 
+from pillarbox.errors import ConfigError
 from pillarbox.event import Event, Status
 from pillarbox.ids import uuid7_floor
 from pillarbox.store import Claim, Features, Grant, Page, Settlement, Work
@@ -18,6 +20,7 @@ from pillarbox.stores.sql.rows import ADDED
 from pillarbox.stores.sql.statements import EVENT_COLUMNS, POLL
 
 _DAY = 86_400.0
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::(\d*))?")
 _FIRST_ID, _LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 
 # All of a worker's leases at once: rows that a settle holds at this moment are passed over, so nothing can deadlock.
@@ -70,8 +73,16 @@ _STATEMENTS = {
 
 
 def _where(url: str) -> str:
+    """The servers and the database; refuses a URL whose password would be taken for something else, and shown."""
     parts = urlsplit(url)
-    return f"postgresql {parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+    hosts = [_HOST.fullmatch(host) for host in parts.netloc.rpartition("@")[2].split(",")]
+    if "@" in parts.path + parts.fragment or ("@" in parts.query and "@" not in parts.netloc) or None in hosts:
+        raise ConfigError(
+            "the store URL has a port that is no number, or a password with unescaped characters; "
+            "write postgresql://user@host:5432/database, in a password @ as %40, / as %2F, # as %23 and ? as %3F"
+        )
+    places = ",".join(f"{host[1] or 'localhost'}:{host[2] or 5432}" for host in hosts if host is not None)
+    return f"postgresql {places}{parts.path}"
 
 
 class PostgresStore(SqlStore):

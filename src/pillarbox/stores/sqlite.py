@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
@@ -106,7 +107,9 @@ class SqliteDatabase:
         if isinstance(error, sqlite3.IntegrityError) and "UNIQUE" in text:
             return DuplicateEvent("an event with this id is in the outbox already; give another id, or leave it out")
         if "no such table" in text:
-            return SchemaError(f"sqlite {self.path}: {text}; make the tables with `await store.migrate()`")
+            return SchemaError(
+                f"sqlite {self.path}: {text}; make the tables with `pillarbox init`, or `await store.migrate()`"
+            )
         if "locked" in text or "busy" in text:
             return StoreDown(f"sqlite {self.path} was locked by another process for {_BUSY_SECONDS:.0f} s")
         if "unable to open" in text:
@@ -191,6 +194,7 @@ class SqliteStore(SqlStore):
     _batch = staticmethod(events_from_text_rows)
 
     def __init__(self, path: str, *, prefix: str = "outbox", shards: int = 16) -> None:
+        self._path = path
         super().__init__(SqliteDatabase(path), Names(prefix), shards=shards, description=f"sqlite {path}")
 
     @classmethod
@@ -202,6 +206,15 @@ class SqliteStore(SqlStore):
                 f"the store URL {url!r} names no file; write sqlite:///shop.db or sqlite:////path/shop.db"
             )
         return cls(path, **options)
+
+    async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
+        # Connecting would make an empty file of any misspelt name.
+        if self._path != ":memory:" and not self._path.startswith("file:") and not Path(self._path).exists():
+            raise SchemaError(
+                f"{self.description} does not exist; correct the path, "
+                "or make it with `pillarbox init` or `await store.migrate()`"
+            )
+        await super().open(on_wake)
 
     @staticmethod
     def _as_uuid(value: str | None) -> UUID | None:

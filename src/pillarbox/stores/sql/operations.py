@@ -6,11 +6,11 @@ from uuid import UUID
 
 from pillarbox.event import Status
 from pillarbox.store import DeadLetter, Page
-from pillarbox.stores.sql.queue import QueuePart
+from pillarbox.stores.sql.finding import FindingPart
 from pillarbox.stores.sql.rows import ADDED, error_history
 
 
-class OperationsPart(QueuePart):
+class OperationsPart(FindingPart):
     """The part of a SQL store for everything around the relay's own work."""
 
     async def prune_published(self, keep_seconds: float, limit: int, after: Any = None) -> Page:

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from importlib.resources import files
 from typing import ClassVar, NamedTuple
 
-from pillarbox.errors import ConfigError, SchemaError
+from pillarbox.errors import ConfigError, OldSchema, SchemaError
 from pillarbox.names import Names
 from pillarbox.stores.sql.database import Connection, Database
 from pillarbox.stores.sql.statements import SHARED, Dialect, Statement
@@ -78,6 +78,19 @@ class SchemaPart:
                     run.append(step.name)
         return run
 
+    def script(self, after: int = 0) -> str:
+        """The migrations above this version as SQL, for those who run it by another tool."""
+        meta = self._names.parts["meta"]
+        lines = ["BEGIN"]
+        for step in self.steps():
+            if step.number > after:
+                lines += step.statements
+        lines.append(f"DELETE FROM {meta} WHERE name = 'schema_version'")
+        lines.append(f"INSERT INTO {meta} (name, value) VALUES ('schema_version', '{self.steps()[-1].number}')")
+        if not after:
+            lines.append(f"INSERT INTO {meta} (name, value) VALUES ('shards', '{self._shards}')")
+        return "".join(f"{line.strip()};\n" for line in [*lines, "COMMIT"])
+
     def _migrating(self) -> AbstractAsyncContextManager[Connection]:
         return self._db.transaction()
 
@@ -92,11 +105,14 @@ class SchemaPart:
         version, newest = int(meta.get("schema_version", 0)), self.steps()[-1].number
         where = f"the outbox '{self._names.prefix}' in {self.description}"
         if version == 0:
-            raise SchemaError(f"{where} has no tables yet; make them with `await store.migrate()`")
+            raise SchemaError(f"{where} has no tables yet; make them with `pillarbox init`, or `await store.migrate()`")
         if version > newest:
             raise SchemaError(
                 f"{where} has schema version {version}, this release knows only {newest}; install a newer pillarbox"
             )
         if version < newest:
-            raise SchemaError(f"{where} has schema version {version}, not yet {newest}; run `await store.migrate()`")
+            raise OldSchema(
+                f"{where} has schema version {version}, not yet {newest}; "
+                "run `pillarbox migrate`, or `await store.migrate()`"
+            )
         self._shards = int(meta["shards"])

@@ -269,7 +269,26 @@ SHARED: Final[Mapping[str, str]] = {
     "exhume": f"""INSERT INTO {{event}} ({_MOVED}, attempts, status, last_error, last_error_at, errors)
         SELECT {_MOVED}, 0, :status, error, died_at, errors FROM {{dead_letter}} WHERE id = :id""",
     "remove_dead": "DELETE FROM {dead_letter} WHERE id {among:ids}",
+    # One walk over the outbox for all streams; what is scheduled for later does not wait yet.
+    "states": """SELECT stream, status, count(*), min(COALESCE(available_at, created_at)),
+        sum(CASE WHEN published_at > {later:recently} THEN 1 ELSE 0 END) FROM {event} GROUP BY stream, status""",
+    "dead_by_stream": "SELECT stream, count(*) FROM {dead_letter} GROUP BY stream",
+    "known_streams": "SELECT name, paused FROM {stream}",
+    "live_workers": "SELECT stream, count(*) FROM {worker} WHERE seen_until > {now} GROUP BY stream",
+    "clock": "SELECT {now}",
+    "audited": "SELECT at, operator, action, stream, event_id FROM {audit} ORDER BY id DESC LIMIT :limit",
 }
+# For operators: an event with all that is known of it; ``payload`` and ``errors`` are left out of lists.
+FOUND: Final = (
+    "SELECT " + EVENT_COLUMNS + ", stream, status, {size}, available_at, next_attempt_at, published_at,"
+    " processing_started_at, lease_owner, lease_until, lease_token, last_error, last_error_at, errors, 0 FROM {event}"
+)
+FOUND_DEAD: Final = (
+    "SELECT " + EVENT_COLUMNS + ", stream, 'dead', {size}, available_at, NULL, NULL, NULL, NULL, NULL, lease_token,"
+    " error, died_at, errors, CASE WHEN EXISTS (SELECT 1 FROM {blocked_key} AS b WHERE b.stream = {dead_letter}.stream"
+    " AND b.shard = {dead_letter}.shard AND b.key = {dead_letter}.key AND b.dead_head = {dead_letter}.id)"
+    " THEN 1 ELSE 0 END FROM {dead_letter}"
+)
 
 # One branch for each shard that is asked about, joined with UNION ALL.
 POLL: Final = """SELECT 'paused' AS kind, count(*) AS n FROM {stream} WHERE name = :stream AND paused = {true}

@@ -1,0 +1,54 @@
+"""Logs on standard error: a sentence plus fields."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pillarbox.cli import secrets
+
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def start(form: str, level: str) -> None:
+    """From here on everything that is logged goes to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _at(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class TextFormatter(logging.Formatter):
+    """For people: instant, level, sentence, fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
+        line = f"{_at(record)} {record.levelname} {record.getMessage()}{'  ' if fields else ''}{fields}"
+        if record.exc_info:
+            line = f"{line}\n{self.formatException(record.exc_info)}"
+        return secrets.masked(line)
+
+
+class JsonFormatter(logging.Formatter):
+    """For machines: an object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "at": _at(record),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            "logger": record.name,
+            **_fields(record),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return secrets.masked(json.dumps(entry, ensure_ascii=False, default=str))

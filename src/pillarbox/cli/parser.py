@@ -1,0 +1,64 @@
+"""argparse, with one sentence for each mistake."""
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+from pillarbox.cli.hints import hint
+from pillarbox.cli.settings import STORE, add_flags
+
+EXIT_CODES = """exit codes:
+  0    done
+  1    it failed: the database is away or refuses, a check of `status` did not pass
+  2    called or configured wrongly
+  3    what was asked for is not there
+  130  ended by Ctrl-C
+  141  whoever read the output has gone"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Long options are written out, so that a new one cannot change what a script means."""
+
+    def __init__(self, *names: Any, **options: Any) -> None:
+        options.setdefault("allow_abbrev", False)
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*names, **options)
+
+    def error(self, message: str) -> NoReturn:
+        see = " See" if message.endswith("?") else "; see"
+        print(f"pillarbox: {message}{see} `{self.prog} --help`", file=sys.stderr)
+        raise SystemExit(2)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Nothing unknown is passed on: the command that it was given to knows what could have been meant."""
+        chosen, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            if name.startswith("-") and name != "-":
+                meant = hint(name, [each for each in self._option_string_actions if each.startswith("--")], " ").strip()
+                self.error(f"`{self.prog}` has no option {name}{'; ' if meant else ''}{meant}")
+            self.error(f"`{self.prog}` has no use for {name!r}")
+        return chosen, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = None if action.choices is None else [str(choice) for choice in action.choices]
+        if choices is not None and value not in choices:
+            what = "command" if isinstance(action, argparse._SubParsersAction) else str(action.metavar or action.dest)
+            raise argparse.ArgumentError(None, f"there is no {what} {value!r}; {hint(value, choices)}")
+
+
+def commands(parser: argparse.ArgumentParser, title: str = "commands") -> Any:
+    """Where the commands of this parser are registered."""
+    return parser.add_subparsers(title=title, metavar="COMMAND", required=True, parser_class=Parser)
+
+
+def command(group: Any, name: str, run: Any, text: str, *, json: bool = True, store: bool = True) -> Any:
+    """A command with the options that all have."""
+    parser = group.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    if store:
+        parser.add_argument("--config", metavar="FILE", help="settings in TOML (pillarbox.toml, if there is one)")
+        add_flags(parser, (STORE,), lambda setting: setting.name in ("store", "prefix", "schema"))
+    if json:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    return parser

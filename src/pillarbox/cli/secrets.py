@@ -1,0 +1,41 @@
+"""Keeps passwords out of everything that is printed."""
+
+import re
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+_SECRET_OPTION: Final = re.compile(r"pass|secret|token|key|credential", re.IGNORECASE)
+_SHORTEST: Final = 4  # a shorter one is a part of too many words
+
+_known: set[str] = set()
+
+
+def remember(url: str) -> None:
+    """From here on the secrets of this URL are masked."""
+    parts = urlsplit(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    found = [url] if at else []
+    if at and ":" in user:
+        found.append(user.partition(":")[2])
+    found += [value for name, value in parse_qsl(parts.query) if _SECRET_OPTION.search(name)]
+    for secret in found:
+        _known.update(each for each in (secret, unquote(secret)) if len(each) >= _SHORTEST)
+
+
+def masked(text: str) -> str:
+    """The text without any secret that is known."""
+    for secret in sorted(_known, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def has_password(url: str) -> bool:
+    parts = urlsplit(url)
+    user = parts.netloc.rpartition("@")[0]
+    return ":" in user or any(_SECRET_OPTION.search(name) for name, _ in parse_qsl(parts.query))
+
+
+def place(url: str) -> str:
+    """A destination in two words, without its secrets and options: ``kafka localhost:9092``."""
+    parts = urlsplit(url)
+    return f"{parts.scheme} {parts.netloc.rpartition('@')[2]}{parts.path}".strip()

@@ -1,0 +1,241 @@
+"""Settings of the command line: one table for flags, the environment and the file, in this order of weight."""
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pillarbox.cli import secrets
+from pillarbox.cli.hints import hint
+from pillarbox.errors import ConfigError
+
+FILE: Final = "pillarbox.toml"
+PREFIX: Final = "PILLARBOX_"
+# The project's own tests use the first two; Kubernetes sets the others where a service is named pillarbox.
+_NOT_OURS: Final = ("PILLARBOX_TEST_", "PILLARBOX_CACHE", "PILLARBOX_SERVICE_", "PILLARBOX_PORT")
+
+STORE, RELAY, STREAM, LOG = "store", "relay", "stream", "log"
+
+
+class Setting(NamedTuple):
+    """One setting: ``batch_bytes`` in the file is ``--batch-bytes`` and ``PILLARBOX_BATCH_BYTES``."""
+
+    name: str
+    kind: type[str] | type[int] | type[float] | type[bool]
+    scope: str
+    help: str
+    low: float | None = None
+    choices: tuple[str, ...] = ()
+    secret: bool = False
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        return f"{PREFIX}{self.name.upper()}"
+
+
+SETTINGS: Final[Mapping[str, Setting]] = {
+    setting.name: setting
+    for setting in (
+        Setting("store", str, STORE, "where the outbox is, for example postgresql://user@host/database", secret=True),
+        Setting("prefix", str, STORE, "what the names of its tables start with (outbox)"),
+        Setting("schema", str, STORE, "the database schema that they stand in"),
+        Setting("shards", int, STORE, "shards of a new outbox (16)", low=1),
+        Setting("listen_url", str, STORE, "PostgreSQL behind a pooler: where to LISTEN", secret=True),
+        Setting("wake_up", bool, STORE, "PostgreSQL: false polls only (true)"),
+        Setting("pool_size", int, STORE, "PostgreSQL: connections at the most (10)", low=1),
+        Setting("statement_cache", int, STORE, "PostgreSQL: prepared statements that are kept (256)", low=0),
+        Setting("stream", str, RELAY, "serve this stream only (all that are configured, or 'default')"),
+        Setting("name", str, RELAY, "starts the worker's name (the host's name)"),
+        Setting("keep_published_seconds", float, RELAY, "how long published events are kept (86400)", low=0),
+        Setting("keep_dead_seconds", float, RELAY, "how long dead letters are kept (604800)", low=0),
+        Setting("prune_seconds", float, RELAY, "between two prunes (3600)", low=0.001),
+        Setting("watch_seconds", float, RELAY, "between two looks for streams that no relay serves (60)", low=0.001),
+        Setting("grace_seconds", float, RELAY, "how long a stop waits for what is under way (20)", low=0),
+        Setting("to", str, STREAM, "where events go, for example kafka://host:9092?topic=orders", secret=True),
+        Setting("mode", str, STREAM, "ordered or queue (ordered)", choices=("ordered", "queue")),
+        Setting("slots", int, STREAM, "turns at once in an ordered stream (the publisher's)"),
+        Setting("concurrency", int, STREAM, "events at once in a queue stream (8)"),
+        Setting("batch", int, STREAM, "the most events that one turn reads (2000)"),
+        Setting("batch_bytes", int, STREAM, "the most bytes that one turn reads (4000000)"),
+        Setting("retry", str, STREAM, "exponential, fixed:seconds=30 or linear:step_seconds=5 (exponential)"),
+        Setting("max_attempts", int, STREAM, "tries before an event is dead (5)"),
+        Setting("on_dead", str, STREAM, "skip, block or park (skip)", choices=("skip", "block", "park")),
+        Setting("lease_seconds", float, STREAM, "how long a worker that died keeps what it had (60)"),
+        Setting("poll_seconds", float, STREAM, "between two looks when idle, at first (0.1)"),
+        Setting("poll_limit_seconds", float, STREAM, "between two looks when idle, at the most (2)"),
+        Setting("stuck_seconds", float, STREAM, "queue streams: an event held for longer is taken away (600)"),
+        Setting("log_format", str, LOG, "text or json (text)", choices=("text", "json")),
+        Setting("log_level", str, LOG, "debug, info, warning or error", choices=("debug", "info", "warning", "error")),
+    )
+}
+
+_KINDS: Final = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_BOOLS: Final = {"true": True, "false": False}
+
+
+class Given(NamedTuple):
+    """A value, and where it was said."""
+
+    value: Any
+    origin: str
+
+
+def _from_text(setting: Setting, text: str, origin: str) -> Given:
+    value: Any = text
+    try:
+        if setting.kind is bool:
+            value = _BOOLS[text.lower()]
+        elif setting.kind is not str:
+            value = setting.kind(text)
+    except (KeyError, ValueError):
+        raise ConfigError(f"{origin} is {text!r}; use {_KINDS[setting.kind]}") from None
+    return _checked(setting, value, origin)
+
+
+def _from_toml(setting: Setting, value: Any, origin: str) -> Given:
+    if setting.kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not setting.kind:
+        shown = "" if setting.secret or isinstance(value, dict | list) else f" {value!r}"
+        raise ConfigError(f"{origin} is a {type(value).__name__}{shown}; use {_KINDS[setting.kind]}")
+    return _checked(setting, value, origin)
+
+
+def _checked(setting: Setting, value: Any, origin: str) -> Given:
+    if setting.secret:
+        secrets.remember(value)
+    if setting.choices and value not in setting.choices:
+        raise ConfigError(f"{origin} is {value!r}; {hint(value, setting.choices)}")
+    if isinstance(value, int | float) and setting.low is not None and not value >= setting.low:
+        raise ConfigError(f"{origin} is {value}; use {setting.low:g} or more")
+    return Given(value, origin)
+
+
+class Settings:
+    """All that was said, each with its origin."""
+
+    def __init__(self, flags: Mapping[str, str], environment: Mapping[str, str], config: str | None = None) -> None:
+        self.flags = {name: _from_text(SETTINGS[name], text, SETTINGS[name].flag) for name, text in flags.items()}
+        self.environment = _read_environment(environment)
+        path = config or environment.get(f"{PREFIX}CONFIG") or None
+        self.path, document = _read_file(path, "--config" if config else f"{PREFIX}CONFIG")
+        self.tables = _stream_tables(document.pop("streams", {}), self.path)
+        self.file = {name: self._file_setting(name, value) for name, value in document.items()}
+
+    @classmethod
+    def of(cls, chosen: Any) -> "Settings":
+        """From parsed arguments and this process's environment."""
+        flags = {name: value for name in SETTINGS if (value := getattr(chosen, f"set_{name}", None)) is not None}
+        return cls(flags, os.environ, getattr(chosen, "config", None))
+
+    def _file_setting(self, name: str, value: Any) -> Given:
+        if name not in SETTINGS:
+            meant = hint(name, [*SETTINGS, "streams"], "see `pillarbox relay --help` for the settings")
+            raise ConfigError(f"{self.path} has an unknown setting {name!r}; {meant}")
+        return _from_toml(SETTINGS[name], value, f"{name!r} in {self.path}")
+
+    def given(self, name: str) -> Given | None:
+        return self.flags.get(name) or self.environment.get(name) or self.file.get(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = self.given(name)
+        return default if found is None else found.value
+
+    def scope(self, scope: str) -> dict[str, Any]:
+        """What was said about the settings of this scope."""
+        found = {name: self.given(name) for name, setting in SETTINGS.items() if setting.scope == scope}
+        return {name: given.value for name, given in found.items() if given is not None}
+
+    def streams(self) -> dict[str, dict[str, Any]]:
+        """The streams that are configured, each with what was said about it; none: nothing says where events go."""
+        chosen = self.given("stream")
+        if not self.tables:
+            own = self.scope(STREAM)
+            return {chosen.value if chosen else "default": own} if own or chosen else {}
+        if chosen is not None and chosen.value not in self.tables:
+            raise ConfigError(
+                f"{chosen.origin} is {chosen.value!r}, which is not a stream of {self.path}; "
+                f"{hint(chosen.value, self.tables)}"
+            )
+        return {name: self._stream(name) for name in ([chosen.value] if chosen else self.tables)}
+
+    def _stream(self, name: str) -> dict[str, Any]:
+        over = self.environment | self.flags
+        table = self.tables[name]
+        if "to" in over and "to" in table and over["to"].value != table["to"].value:
+            raise ConfigError(
+                f"{over['to'].origin} and [streams.{name}] of {self.path} say two different destinations; "
+                "leave one of them out"
+            )
+        layers = {**self.file, **table, **over}
+        return {key: given.value for key, given in layers.items() if SETTINGS[key].scope == STREAM}
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Given]:
+    known = {setting.variable: setting for setting in SETTINGS.values()}
+    found = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable.startswith(_NOT_OURS) or variable == f"{PREFIX}CONFIG":
+            continue
+        if variable not in known:
+            meant = hint(variable, [*known, f"{PREFIX}CONFIG"], "unset it, or see `pillarbox relay --help`")
+            raise ConfigError(f"the environment has an unknown setting {variable}; {meant}")
+        if text:
+            found[known[variable].name] = _from_text(known[variable], text, variable)
+    return found
+
+
+def _read_file(path: str | None, origin: str) -> tuple[str, dict[str, Any]]:
+    if path is None and not Path(FILE).is_file():
+        return FILE, {}
+    name = path or FILE
+    try:
+        return name, tomllib.loads(Path(name).read_text("utf-8"))
+    except OSError as error:
+        said = f"{origin} names {name}, which" if path else name
+        raise ConfigError(f"{said} cannot be read ({error.strerror}); correct the path, or leave it out") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{name} is not UTF-8 text; save it as such") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not TOML: {_lowered(str(error))}; correct that line") from None
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _stream_tables(tables: Any, path: str) -> dict[str, dict[str, Given]]:
+    if not isinstance(tables, dict):
+        raise ConfigError(f"'streams' in {path} is not a table; write [streams.NAME] with the settings of the stream")
+    found: dict[str, dict[str, Given]] = {}
+    of_streams = [name for name, setting in SETTINGS.items() if setting.scope == STREAM]
+    for stream, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"'streams.{stream}' in {path} is not a table; write [streams.{stream}]")
+        found[stream] = {}
+        for name, value in table.items():
+            if name not in of_streams:
+                there = name in SETTINGS
+                meant = "move it to the top of the file" if there else hint(name, of_streams)
+                raise ConfigError(f"[streams.{stream}] in {path} has an unknown setting {name!r}; {meant}")
+            found[stream][name] = _from_toml(SETTINGS[name], value, f"{name!r} of [streams.{stream}] in {path}")
+    return found
+
+
+def add_flags(parser: Any, scopes: tuple[str, ...], wanted: Callable[[Setting], bool] = lambda _: True) -> None:
+    """The flags of these settings; their values stay text until all sources are together."""
+    for setting in SETTINGS.values():
+        if setting.scope in scopes and wanted(setting):
+            metavar = "URL" if setting.secret else {str: "TEXT", bool: "BOOL"}.get(setting.kind, "N")
+            parser.add_argument(
+                setting.flag,
+                dest=f"set_{setting.name}",
+                metavar="|".join(setting.choices) or metavar,
+                default=None,
+                help=setting.help.replace("%", "%%"),
+            )

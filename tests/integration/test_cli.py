@@ -1,0 +1,389 @@
+"""The command line on real databases, as a user runs it."""
+
+import asyncio
+import itertools
+import json
+import os
+import pty
+import signal
+import sqlite3
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import confluent_kafka.admin as confluent_admin
+import psycopg
+import pytest
+import pytest_asyncio
+from confluent_kafka import Consumer
+
+from pillarbox.cli.dead import decide
+from pillarbox.conformance.events import make_event
+from pillarbox.event import Event, Status
+from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.relay import Relay, Stream
+from pillarbox.store import Aside, Failure, Filter, KeyAside, Settlement, Store
+from pillarbox.urls import store_from_url
+from tests.integration.commands import COMMAND, Command
+from tests.integration.relays import counts, eventually, settled, until
+from tests.servers import Kafka, Postgres
+from tests.servers.fixtures import OwnServer
+
+pytestmark = pytest.mark.timeout(120)
+kafka_admin: Any = confluent_admin  # its types leave out what it exports
+_numbers = itertools.count(1)
+UNKNOWN = "0192f0c1-7b3a-7c11-8000-5f0e3a2b1c4d"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Command:
+    """On each database, without tables."""
+    if request.param == "sqlite":
+        return Command(tmp_path, f"sqlite:///{tmp_path}/shop.db")
+    server: Postgres = request.getfixturevalue("postgres")
+    return Command(tmp_path, server.url, f"cli_{os.getpid()}_{next(_numbers)}")
+
+
+@pytest.fixture
+def pillarbox(bare: Command) -> Command:
+    assert bare("init").code == 0
+    return bare
+
+
+@pytest.fixture
+def on_sqlite(tmp_path: Path) -> Command:
+    command = Command(tmp_path, f"sqlite:///{tmp_path}/shop.db")
+    assert command("init").code == 0
+    return command
+
+
+@pytest_asyncio.fixture
+async def store(pillarbox: Command) -> AsyncIterator[Store]:
+    """The test's own connection to the outbox of the command."""
+    variables = pillarbox.variables
+    made = store_from_url(variables["PILLARBOX_STORE"], prefix=variables["PILLARBOX_PREFIX"])
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def kill(store: Store, mode: Aside | None, count: int, key: str = "7") -> list[Event]:
+    """Dead letters of one key, the key blocked or parked behind the first, or not at all."""
+    await store.add([make_event(key=key, type=f"n.{n}") for n in range(count)])
+    await store.join("default", "ann", 60)
+    events: list[Event] = []
+    grants = await store.take("default", "ann", 64, 60)
+    for grant in grants:
+        events = [event for event in await store.read(grant, 5000, 10_000_000) if event.key == key]
+        if events:
+            dead = [Failure(event, "refused: \x1b[31m", 5) for event in (events if mode is None else events[:1])]
+            aside = {} if mode is None else {key: KeyAside(mode, None, events[0].id)}
+            await store.settle(grant, Settlement(dead=dead, aside=aside))
+            if mode is not None and events[1:]:
+                await store.settle(grant, Settlement(held=events[1:]))
+            break
+    await store.give(grants)
+    await store.leave("default", "ann")
+    return events
+
+
+def test_an_outbox_is_made_filled_published_and_pruned(pillarbox: Command) -> None:
+    assert "is up to date" in pillarbox("init").out
+    assert pillarbox("migrate", "--json").json["steps"] == []
+    assert pillarbox("status", "--json").json == []
+    made = pillarbox("events", "add", "order.created", '{"id": 7}', "--key", "7", "--header", "a=b")
+    identity = UUID(made.out.strip())
+    later = pillarbox("events", "add", "order.late", "-", "--available-at", "1h", "--json", stdin=b"[1]").json
+    (stream,) = pillarbox("status", "--json").json
+    assert (stream["waiting"], stream["pending"], stream["scheduled"], stream["unserved"]) == (1, 1, 1, True)
+    assert stream["oldest_seconds"] < 60
+    assert "0 (unserved)" in pillarbox("status").out
+    assert [row["id"] for row in pillarbox("events", "list", "--json").json] == [later["id"], str(identity)]
+    assert [row["type"] for row in pillarbox("events", "list", "--status", "pending", "--json").json] == [
+        "order.created"
+    ]
+    shown = pillarbox("events", "show", str(identity), "--json").json
+    assert (shown["key"], shown["headers"], "payload" in shown) == ("7", {"a": "b"}, False)
+    assert pillarbox("events", "show", str(identity), "--payload", "--json").json["payload"] == '{"id": 7}'
+    drained = pillarbox("relay", "--to", "stdout:", "--drain")
+    assert drained.code == 0, drained.err
+    assert [json.loads(line)["id"] for line in drained.out.splitlines()] == [str(identity)]
+    assert pillarbox("events", "show", str(identity), "--json").json["status"] == "published"
+    assert pillarbox("prune", "--keep", "0", "--json").json == {"published": 1, "dead": 0}
+    pillarbox("events", "show", str(identity)).failed(3, "has no event")
+    assert "nothing to rescue" in pillarbox("rescue").out
+
+
+def test_the_printed_sql_makes_an_outbox(bare: Command) -> None:
+    script = bare("migrate", "--print", "--shards", "8")
+    assert script.code == 0
+    assert bare("status").code == 1, "printing touches nothing"
+    url = bare.variables["PILLARBOX_STORE"]
+    if url.startswith("sqlite"):
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+        connection.executescript(script.out)
+        connection.close()
+    else:
+        with psycopg.connect(url, autocommit=True) as server:
+            server.execute(script.out.encode())
+    assert bare("status", "--json").json == []
+    assert "is up to date" in bare("migrate").out
+
+
+def test_missing_tables_name_the_remedy(bare: Command) -> None:
+    bare("status").failed(1, "`pillarbox init`")
+    bare("migrate").failed(1, "`pillarbox init`")
+    bare("relay", "--to", "stdout:", "--log-level", "error").failed(1, "`pillarbox init`")
+    assert not list(bare.folder.glob("*.db")), "looking must not make a database"
+
+
+def test_a_payload_is_kept_byte_for_byte(on_sqlite: Command) -> None:
+    for words, stdin, kind, wanted in (
+        (["-"], b'"text"', "application/json", {"payload": '"text"'}),
+        (["-", "--content-type", "text/plain"], "é".encode(), "text/plain", {"payload": "é"}),
+        (["-", "--content-type", "image/png"], b"\x89P", "image/png", {"payload_base64": "iVA="}),
+    ):
+        identity = on_sqlite("events", "add", "a", *words, stdin=stdin).out.strip()
+        shown = on_sqlite("events", "show", identity, "--payload", "--json").json
+        assert shown["content_type"] == kind
+        assert wanted.items() <= shown.items()
+    on_sqlite("events", "add", "a", "[NaN]").failed(2, "NaN")
+
+
+def test_streams_are_paused_and_resumed_and_the_audit_says_by_whom(pillarbox: Command) -> None:
+    pillarbox("events", "add", "a", "1")
+    pillarbox("streams", "pause", "defualt").failed(3, "did you mean 'default'?", "--force")
+    assert pillarbox("streams", "pause", "default", "--by", "olga").out == "paused stream 'default'\n"
+    assert pillarbox("streams", "pause", "default", "--json").json["changed"] is False
+    assert pillarbox("streams", "list", "--json").json[0]["paused"] is True
+    assert pillarbox("streams", "resume", "default", "--by", "igor").code == 0
+    assert pillarbox("streams", "pause", "new", "--force", "--by", "olga").code == 0
+    told = [(row["by"], row["action"], row["stream"]) for row in pillarbox("audit", "--json").json]
+    assert told == [("olga", "pause", "new"), ("igor", "resume", "default"), ("olga", "pause", "default")]
+
+
+@pytest.mark.asyncio
+async def test_dead_letters_are_listed_shown_replayed_and_discarded(pillarbox: Command, store: Store) -> None:
+    one, two, three = await kill(store, None, 3)
+    listed = pillarbox("dead", "list", "--json").json
+    assert [row["id"] for row in listed] == [str(each.id) for each in (one, two, three)]
+    assert "\x1b" not in pillarbox("dead", "list").out
+    shown = pillarbox("dead", "show", str(one.id), "--json").json
+    assert shown["errors"][0]["error"].startswith("refused")
+    pillarbox("dead", "show", UNKNOWN).failed(3, "there is no event")
+    pillarbox("dead", "replay").failed(2, "give ids, filters or --all")
+    pillarbox("dead", "replay", str(one.id), "--all").failed(2, "give one of them")
+    pillarbox("dead", "discard", "--all").failed(2, "3 dead letters would be lost", "--yes")
+    assert len(pillarbox("dead", "replay", "--all", "--dry-run", "--json").json) == 3
+    assert pillarbox("status", "--fail-if-dead").code == 1
+    assert pillarbox("dead", "replay", "--type", "n.1", "--json").json == {"replayed": 1}
+    some = pillarbox("dead", "discard", str(one.id), UNKNOWN, "--yes")
+    assert (some.code, some.out) == (3, "discarded 1 dead letter\n")
+    assert some.err == f"pillarbox: {UNKNOWN} is not a dead letter\n"
+    pillarbox("dead", "show", str(two.id)).failed(3, "is pending, not dead")
+    assert [row["id"] for row in pillarbox("dead", "list", "--json").json] == [str(three.id)]
+    assert pillarbox("status", "--fail-if-older", "1h").code == 0
+    late = pillarbox("status", "--fail-if-older", "0", "--json")
+    assert late.code == 1
+    assert "has waited for" in late.err
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", [Aside.PARKED, Aside.BLOCKED])
+async def test_a_key_is_replayed_in_order_whatever_arrives_meanwhile(
+    store: Store, mode: Aside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More letters than a chunk has; between two chunks an event is written and the relay does all it can."""
+    await kill(store, mode, 1200)
+    published = MemoryPublisher()
+    stream = Stream("default", to=published, on_dead="park", poll_seconds=0.01, poll_limit_seconds=0.02)
+    async with Relay(store, [stream]) as relay:
+        replay = store.replay
+
+        async def replay_slowly(ids: Sequence[UUID], by: str) -> int:
+            done = await replay(ids, by)
+            await store.add([make_event(key="7", type="late")])
+            await relay.drain()
+            return done
+
+        monkeypatch.setattr(store, "replay", replay_slowly)
+        await decide(store, Filter(stream="default"), "replay", "olga", lambda done: None)
+        monkeypatch.undo()
+        await eventually(lambda: counts(store, "default"), lambda found: found.keys() == {Status.PUBLISHED})
+    seqs = [event.seq for event in published.deliveries]
+    assert len(seqs) > 1200
+    assert seqs == sorted(seqs)
+
+
+@pytest.mark.asyncio
+async def test_many_are_replayed_while_a_relay_works(pillarbox: Command, store: Store) -> None:
+    events = await kill(store, Aside.PARKED, 1200)
+    published = MemoryPublisher()
+    stream = Stream("default", to=published, on_dead="park", poll_seconds=0.01, poll_limit_seconds=0.02)
+    async with Relay(store, [stream]):
+        ended = await asyncio.to_thread(pillarbox, "dead", "replay", "--stream", "default", "--json")
+        assert ended.json == {"replayed": 1200}
+        await settled(store, {Status.PUBLISHED: 1200}, "default")
+    assert [event.id for event in published.deliveries] == [event.id for event in events]
+
+
+@pytest.mark.asyncio
+async def test_a_relay_serves_the_file_until_sigterm(pillarbox: Command) -> None:
+    out = pillarbox.folder / "out.jsonl"
+    (pillarbox.folder / "pillarbox.toml").write_text(
+        f"log_format = 'json'\n[streams.default]\nto = 'file://{out}'\npoll_limit_seconds = 0.1\n"
+    )
+    with pillarbox.start("relay") as process:
+        assert process.stderr is not None
+        started = json.loads(process.stderr.readline())
+        assert started["action"] == "started"
+        pillarbox("events", "add", "order.created", "{}")
+        await until(lambda: out.exists() and out.read_text())
+        (stream,) = pillarbox("status", "--json").json
+        assert (stream["workers"], stream["mode"]) == (1, "ordered")
+        assert stream["destination"] == f"file {out}"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert json.loads(process.stderr.read().splitlines()[-1])["action"] == "stopped"
+
+
+def test_a_relay_of_ones_own_code_is_found_in_this_folder(on_sqlite: Command) -> None:
+    (on_sqlite.folder / "shop.py").write_text(
+        "import os\nfrom pillarbox import Relay, Stream\n"
+        "def make():\n    return Relay(os.environ['PILLARBOX_STORE'], [Stream('default', to='stdout:')])\n"
+        "class app:\n    relay = make()\n"
+    )
+    on_sqlite("events", "add", "order.created", "{}")
+    for target in ("shop:make", "shop:app.relay"):
+        assert on_sqlite("relay", target, "--drain").code == 0
+    on_sqlite("relay", "shop:mkae").failed(2, "did you mean 'make'?")
+    on_sqlite("relay", "shpo:make").failed(2, "there is no module 'shpo'")
+    on_sqlite("relay", "shop:make", "--batch", "5").failed(2, "shop:make and --batch cannot both be meant")
+
+
+def test_kafka_gets_what_the_relay_drains(on_sqlite: Command, kafka: Kafka) -> None:
+    topic = f"cli-{os.getpid()}-{next(_numbers)}"
+    client = kafka_admin.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    client.create_topics([kafka_admin.NewTopic(topic, 1, 1)])[topic].result()
+    on_sqlite("events", "add", "order.created", '{"id": 7}', "--key", "7")
+    drained = on_sqlite("relay", "--to", f"kafka://{kafka.bootstrap_servers}?topic={topic}", "--drain")
+    assert drained.code == 0, drained.err
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": topic, "auto.offset.reset": "earliest"}
+    )
+    try:
+        consumer.subscribe([topic])
+        message = consumer.poll(30)
+        assert message is not None
+        assert (message.key(), message.value()) == (b"7", b'{"id": 7}')
+    finally:
+        consumer.close()
+
+
+def test_a_wrong_password_is_told_and_never_shown(tmp_path: Path, own_server: OwnServer) -> None:
+    server = own_server(Postgres)
+    server.folder.joinpath("data", "pg_hba.conf").write_text("host all all 127.0.0.1/32 scram-sha-256\n")
+    server.restart()
+    command = Command(tmp_path, server.url.replace("postgres@", "postgres:hunter22@"))
+    for words in (["status"], ["init"], ["relay", "--to", "stdout:", "--log-level", "error"], ["status", "--json"]):
+        ended = command(*words)
+        ended.failed(1, "user or password refused")
+        assert "hunter22" not in ended.err
+
+
+def test_a_database_that_is_away_is_told(tmp_path: Path) -> None:
+    command = Command(tmp_path, "postgresql://ann:hunter22@127.0.0.1:1/shop")
+    ended = command("status")
+    ended.failed(1, "postgresql 127.0.0.1:1/shop cannot be used now")
+    assert "hunter22" not in ended.err
+    with command.start("relay", "--to", "stdout:") as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert b"trying again every few seconds" in line
+        assert b"hunter22" not in line
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_a_reader_that_has_gone_is_no_error(on_sqlite: Command) -> None:
+    on_sqlite("events", "add", "order.created", "{}")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with on_sqlite.start("events", "list", stdout=writer) as process:
+        os.close(writer)
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.asyncio
+async def test_ctrl_c_ends_without_a_traceback(on_sqlite: Command) -> None:
+    # It waits for standard input when it is interrupted.
+    with on_sqlite.start("events", "add", "a", "-", stdin=subprocess.PIPE) as process:
+        await until(lambda: "pipe" in Path(f"/proc/{process.pid}/wchan").read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_a_narrow_terminal_gets_records_and_a_pipe_gets_all(on_sqlite: Command) -> None:
+    on_sqlite("events", "add", "order.created", "{}", "--key", "k" * 200)
+    narrow = on_sqlite("events", "list", variables={"COLUMNS": "40"}).out
+    assert "\ntype: order.created\n" in narrow
+    assert all(len(line) <= 120 for line in on_sqlite("events", "list", variables={"COLUMNS": "120"}).out.splitlines())
+    assert "k" * 200 in on_sqlite("events", "list").out
+
+
+@pytest.mark.parametrize("no_colour", ["", "1"])
+def test_colours_are_for_terminals_that_want_them(on_sqlite: Command, no_colour: str) -> None:
+    on_sqlite("events", "add", "order.created", "{}")
+    ours, theirs = pty.openpty()
+    environment = on_sqlite.environment({"NO_COLOR": no_colour, "COLUMNS": "150"})
+    subprocess.run([*COMMAND, "status"], env=environment, cwd=on_sqlite.folder, stdout=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 10_000)
+    os.close(ours)
+    assert (b"\x1b[31m" in shown) is not bool(no_colour)
+    assert "\x1b" not in on_sqlite("status").out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_the_commands(on_sqlite: Command, shell: str) -> None:
+    ended = on_sqlite("completion", shell)
+    assert ended.code == 0, ended.err
+    assert "replay" in ended.out
+
+
+def test_version_and_help_import_no_driver() -> None:
+    code = (
+        "import sys, pillarbox.cli\ntry:\n    pillarbox.cli.main(['--version'])\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('asyncpg', 'confluent_kafka', 'shtab') if name in sys.modules])"
+    )
+    ended = subprocess.run([COMMAND[0], "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["statsu"], "there is no command 'statsu'; did you mean 'status'?"),
+        (["--store", "memory:", "status"], "options come after the command, as in `pillarbox status --store ...`"),
+        (["events", "lsit"], "did you mean 'list'?"),
+        (["status", "--jsno"], "has no option --jsno; did you mean '--json'?"),
+        (["status", "more"], "has no use for 'more'"),
+        (["events", "show", "7"], "'7' is not an event's id"),
+        (["events", "list", "--limit", "0"], "--limit is 0"),
+        (["events", "list", "--status", "daed"], "did you mean 'dead'?"),
+        (["events", "add", "a", "{"], "the payload is not JSON"),
+        (["events", "add", "", "{}"], "type is empty"),
+        (["events", "add", "a", "{}", "--header", "x"], "write NAME=VALUE"),
+        (["migrate", "--after", "1"], "give --print too"),
+        (["relay", "--to", "kafak://x"], "did you mean 'kafka'?"),
+        (["relay"], "nothing says where events go"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(on_sqlite: Command, words: list[str], said: str) -> None:
+    on_sqlite(*words).failed(2, said)

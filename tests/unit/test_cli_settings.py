@@ -1,0 +1,212 @@
+"""Settings of the command line: where they come from, which counts, and what a mistake is told."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pillarbox.cli import secrets
+from pillarbox.cli.relay import configured, retry
+from pillarbox.cli.session import instant, make_store, seconds
+from pillarbox.cli.settings import RELAY, SETTINGS, STREAM, Settings
+from pillarbox.errors import ConfigError
+from pillarbox.relay import Exponential, Fixed, Linear, Relay, Stream
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(secrets, "_known", set())
+    return tmp_path
+
+
+def settings(
+    toml: str = "", *, config: str | None = None, variables: Mapping[str, str] | None = None, **flags: str
+) -> Settings:
+    if toml:
+        Path("pillarbox.toml").write_text(toml)
+    return Settings(flags, variables or {}, config)
+
+
+def test_the_table_has_every_argument_of_a_stream_and_of_a_relay() -> None:
+    of_streams = {name for name, each in SETTINGS.items() if each.scope == STREAM}
+    assert of_streams == inspect.signature(Stream).parameters.keys() - {"name"}
+    of_relays = {name for name, each in SETTINGS.items() if each.scope == RELAY}
+    assert of_relays - {"stream"} == inspect.signature(Relay).parameters.keys() - {"store", "streams"}
+
+
+def test_a_flag_counts_more_than_a_variable_and_that_more_than_the_file() -> None:
+    variables = {"PILLARBOX_BATCH": "2", "PILLARBOX_SLOTS": "2"}
+    found = settings("batch = 1\nslots = 1\nconcurrency = 1\n", variables=variables, batch="3")
+    assert [found.get(name) for name in ("batch", "slots", "concurrency")] == [3, 2, 1]
+
+
+def test_a_stream_has_its_own_and_what_all_have() -> None:
+    toml = """
+batch = 10
+max_attempts = 3
+[streams.mail]
+to = "stdout:"
+batch = 20
+[streams.default]
+to = "stdout:"
+"""
+    found = settings(toml, max_attempts="4").streams()
+    assert found["mail"] == {"to": "stdout:", "batch": 20, "max_attempts": 4}
+    assert found["default"] == {"to": "stdout:", "batch": 10, "max_attempts": 4}
+    assert list(settings(stream="mail").streams()) == ["mail"]
+
+
+def test_an_empty_variable_says_nothing() -> None:
+    assert settings(variables={"PILLARBOX_STORE": ""}).get("store") is None
+
+
+def test_what_others_put_into_the_environment_is_left_alone() -> None:
+    settings(variables={"PILLARBOX_SERVICE_HOST": "10.0.0.1", "PILLARBOX_PORT": "tcp://10.0.0.1:80", "HOME": "/"})
+
+
+@pytest.mark.parametrize(
+    ("toml", "variables", "flags", "said"),
+    [
+        ("stroe = 'x'", {}, {}, "unknown setting 'stroe'; did you mean 'store'?"),
+        ("[streams.a]\nbacth = 1", {}, {}, "unknown setting 'bacth'; did you mean 'batch'?"),
+        ("[streams.a]\nprefix = 'x'", {}, {}, "unknown setting 'prefix'; move it to the top of the file"),
+        ("[stream.a]\nto = 'x'", {}, {}, "'stream' in pillarbox.toml is a dict; use text"),
+        ("streams = 5", {}, {}, "write [streams.NAME]"),
+        ("[streams]\na = 5", {}, {}, "write [streams.a]"),
+        ("batch = 'many'", {}, {}, "'batch' in pillarbox.toml is a str 'many'; use a whole number"),
+        ("batch = true", {}, {}, "is a bool True; use a whole number"),
+        ("wake_up = 1", {}, {}, "use true or false"),
+        ("grace_seconds = -1", {}, {}, "is -1.0; use 0 or more"),
+        ("batch = ", {}, {}, "pillarbox.toml is not TOML: invalid value (at"),
+        ("", {"PILLARBOX_STROE": "x"}, {}, "PILLARBOX_STROE; did you mean 'PILLARBOX_STORE'?"),
+        ("", {"PILLARBOX_BATCH": "many"}, {}, "PILLARBOX_BATCH is 'many'; use a whole number"),
+        ("", {"PILLARBOX_CONFIG": "gone.toml"}, {}, "PILLARBOX_CONFIG names gone.toml, which cannot be read"),
+        ("", {}, {"log_level": "inof"}, "--log-level is 'inof'; did you mean 'info'?"),
+        ("", {}, {"grace_seconds": "nan"}, "--grace-seconds is nan; use 0 or more"),
+    ],
+)
+def test_a_mistake_names_itself_and_the_remedy(
+    toml: str, variables: dict[str, str], flags: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(toml, variables=variables, **flags)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_named_has_to_be_there() -> None:
+    with pytest.raises(ConfigError, match=r"--config names gone\.toml"):
+        settings(config="gone.toml")
+
+
+def test_two_destinations_for_one_stream_are_refused() -> None:
+    toml = "[streams.default]\nto = 'stdout:'\n"
+    assert settings(toml, to="stdout:").streams()["default"]["to"] == "stdout:"
+    with pytest.raises(ConfigError, match=r"PILLARBOX_TO and \[streams.default\].*two different destinations"):
+        settings(variables={"PILLARBOX_TO": "file:///x"}).streams()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, "nothing says where events go"),
+        ({"batch": "5"}, "stream 'default' has no destination"),
+        ({"to": "stdout:"}, "nothing says where the outbox is"),
+        ({"to": "stdout:", "store": "memory:", "schema": "x"}, "--schema means nothing to a memory store"),
+        ({"to": "stdout:", "store": "memory:", "retry": "fixd"}, "did you mean 'fixed'?"),
+        ({"to": "stdout:", "store": "memory:", "batch": "0"}, "batch is 0; use 1 to 100000"),
+    ],
+)
+def test_a_relay_that_cannot_be_made_says_what_is_missing(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configured(settings(**flags))
+    assert said in str(caught.value)
+
+
+def test_a_relay_is_made_of_all_sources() -> None:
+    toml = """
+store = 'memory:'
+grace_seconds = 3
+[streams.mail]
+to = 'stdout:'
+mode = 'queue'
+retry = 'fixed:seconds=3'
+"""
+    made = configured(settings(toml, name="relay"))
+    assert made.name.startswith("relay-")
+    assert made.store.description == "sqlite :memory:"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("exponential", Exponential()),
+        ("exponential:base_seconds=2,jitter=false", Exponential(base_seconds=2.0, jitter=False)),
+        ("fixed:seconds=30", Fixed(30.0)),
+        ("linear:step_seconds=1,limit_seconds=9", Linear(1.0, 9.0)),
+    ],
+)
+def test_a_retry_is_told_as_text(text: str, wanted: Any) -> None:
+    assert retry(text, "default") == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400), ("7d", 604_800), ("1w", 604_800)]
+)
+def test_durations(text: str, wanted: float) -> None:
+    assert seconds(text, "--keep") == wanted
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "5x", "nan"])
+def test_a_wrong_duration_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--keep is .*; use a duration such as"):
+        seconds(text, "--keep")
+
+
+def test_instants_are_told_or_counted_from_now() -> None:
+    told = instant("2030-01-31T12:00:00+02:00", "--since")
+    assert told is not None
+    assert told.isoformat() == "2030-01-31T10:00:00+00:00"
+    back, ahead = instant("2h", "--since"), instant("2h", "--available-at", ahead=True)
+    assert back is not None
+    assert ahead is not None
+    assert 14_390 < (ahead - back).total_seconds() < 14_410
+    with pytest.raises(ConfigError, match="--since is 'yesterday'"):
+        instant("yesterday", "--since")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ann:hunter22@db/shop",
+        "postgresql://db/shop?user=ann&password=hunter22",
+        "kafka://ann:hunter22@broker?topic=x",
+        "kafka://broker?sasl.password=hunter22",
+    ],
+)
+def test_a_secret_is_masked_wherever_it_stands(url: str) -> None:
+    secrets.remember(url)
+    assert "hunter22" not in secrets.masked(f"cannot connect to {url} with hunter22")
+    assert "hunter22" not in secrets.place(url)
+    assert secrets.has_password(url)
+
+
+def test_a_password_on_the_command_line_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
+    make_store(settings(store="postgresql://ann:hunter22@db/shop"))
+    said = capsys.readouterr().err
+    assert "set PILLARBOX_STORE instead" in said
+    assert "hunter22" not in said
+    make_store(settings(variables={"PILLARBOX_STORE": "postgresql://ann:hunter22@db/shop"}))
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://ann:s/cret1@db/x", "postgresql://ann:1/cret1@db/x", "postgresql://a:s#cret1@d"]
+)
+def test_a_password_that_breaks_its_url_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_store(settings(store=url))
+    assert "cret1" not in str(caught.value)
