@@ -138,7 +138,7 @@ class Session:
             return f"x'{value.hex}'"
         if isinstance(value, list):
             if value and type(value[0]) is UUID:  # a settle has thousands
-                return "(" + ",".join(["x'%032x'" % each.int for each in value]) + ")"
+                return "(" + ",".join([f"x'{each.int:032x}'" for each in value]) + ")"
             return "(" + (",".join(map(self.literal, value)) or "NULL") + ")"
         if type(value) is int:
             return str(value)

@@ -1,0 +1,282 @@
+"""MySQL and MariaDB: plans, sessions with odd defaults, sessions that are cut, and errors in one sentence."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pillarbox.conformance.events import make_event
+from pillarbox.errors import ConfigError, SchemaError, StoreDown, StoreError
+from pillarbox.event import Event, Status
+from pillarbox.publisher import Outcome
+from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.store import Grant
+from pillarbox.stores._mysql_url import connect_settings
+from pillarbox.stores.mysql import MysqlStore
+from pillarbox.stores.sql import SqlStore, Statement
+from pillarbox.stores.sql.ordered import fence
+from pillarbox.urls import store_from_url
+from tests.integration.relays import (
+    STREAM,
+    Outbox,
+    by_key,
+    copies,
+    execute,
+    first_deliveries,
+    in_order,
+    key_of,
+    mixed,
+    mysql_outbox,
+    numbered,
+    query,
+    relay,
+    settled,
+    stream,
+)
+from tests.servers import MariaDB, MySQL
+from tests.servers.fixtures import OwnServer
+
+pytestmark = pytest.mark.asyncio
+
+KEYS = [key_of(shard) for shard in range(4) for _ in range(2)]
+EVENTS = 4000
+BATCH = 50
+ODD = {
+    "sql-mode": "ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES",
+    "default-time-zone": "+05:30",
+    "transaction-isolation": "REPEATABLE-READ",
+    "collation-server": "utf8mb4_general_ci",
+    "character-set-server": "utf8mb4",
+}
+
+
+@pytest_asyncio.fixture
+async def grant(store: SqlStore) -> Grant:
+    """Shard 0 of a table of which nine tenths are settled, without statistics."""
+    await store.add([make_event(stream=STREAM, key=f"k{n % 40}", payload=b"p") for n in range(EVENTS)])
+    await execute(
+        store,
+        "UPDATE {event} SET status = 'published', published_at = {now} ORDER BY seq LIMIT :count",
+        count=EVENTS * 9 // 10,
+    )
+    await store.join(STREAM, "ann", 60)
+    grants = await store.take(STREAM, "ann", 4, 60)
+    return next(each for each in grants if each.shard == 0)
+
+
+async def touched(store: SqlStore, statement: Statement, **values: Any) -> int:
+    """How many rows of any table and index the server looked at."""
+    counters = store._statement(
+        "SELECT sum(variable_value) FROM {status_table} WHERE variable_name LIKE 'Handler_read%'".replace(
+            "{status_table}", _status_table(store)
+        )
+    )
+    assert isinstance(store, MysqlStore)
+    async with store._database.alone() as one:
+        before = (await one.fetch(counters))[0][0]
+        between = (await one.fetch(counters))[0][0]
+        await one.fetch(statement, **values)
+        after = (await one.fetch(counters))[0][0]
+    return int(after - between - (between - before))
+
+
+def _status_table(store: SqlStore) -> str:
+    assert isinstance(store, MysqlStore)
+    is_mariadb = "nopad" in store._database.collation
+    return "information_schema.session_status" if is_mariadb else "performance_schema.session_status"
+
+
+async def plan(store: SqlStore, statement: Statement, **values: Any) -> dict[str, str | None]:
+    """The index by which each table is reached."""
+    explained = Statement.__new__(Statement)
+    explained.names, explained.text = statement.names, f"EXPLAIN {statement.text}"
+    rows = await store._db.fetch(explained, **values)
+    is_mariadb = len(rows[0]) == 10
+    table, key = (2, 5) if is_mariadb else (2, 6)
+    return {str(row[table]): row[key] for row in rows if row[table]}
+
+
+async def test_a_read_walks_the_ready_index_from_its_head(my: Outbox, store: SqlStore, grant: Grant) -> None:
+    values = {**fence(grant), "limit": BATCH, "inline": 10**6}
+    found = await plan(store, store._sql["read"], **values)
+    assert found[store._names.parts["event"]] == store._names.parts["ready_index"]
+    assert await touched(store, store._sql["read"], **values) <= 3 * BATCH
+
+
+async def test_a_poll_touches_a_few_rows_for_each_shard(my: Outbox, store: SqlStore, grant: Grant) -> None:
+    shards = {f"shard_{n}": n for n in range(4)}
+    assert await touched(store, store._poll_statement(4), stream=STREAM, worker="ann", **shards) <= 80
+    assert await touched(store, store._poll_statement(4), stream="empty", worker="ann", **shards) <= 80
+
+
+async def test_a_due_key_is_read_by_its_own_index(my: Outbox, store: SqlStore, grant: Grant) -> None:
+    await execute(store, "UPDATE {event} SET status = 'held' WHERE status = 'pending'")
+    ((key, shard),) = await query(store, "SELECT key, shard FROM {event} WHERE status = 'held' LIMIT 1")
+    values = {**fence(grant), "shard": shard, "key": key, "limit": 5, "inline": 10**6}
+    values |= {"token": (await query(store, "SELECT token FROM {lease} WHERE shard = :shard", shard=shard))[0][0]}
+    found = await plan(store, store._sql["read_key"], **values)
+    assert found[store._names.parts["event"]] == store._names.parts["aside_index"]
+    assert len(await store._db.fetch(store._sql["read_key"], **values)) == 5
+    assert await touched(store, store._sql["read_key"], **values) <= 30
+
+
+async def test_instants_that_have_come_are_found_by_their_index(my: Outbox, store: SqlStore, grant: Grant) -> None:
+    later = "UPDATE {event} SET status = 'scheduled', next_attempt_at = {later:delay} WHERE status = 'pending'"
+    await execute(store, later, delay=3600.0)
+    due = store._sql["due_ids"]
+    found = await plan(store, due, stream=STREAM, limit=BATCH)
+    assert found == {store._names.parts["event"]: store._names.parts["due_index"]}
+    assert await touched(store, due, stream=STREAM, limit=BATCH) <= 5
+
+
+async def test_a_settle_and_a_prune_touch_what_they_change(my: Outbox, store: SqlStore, grant: Grant) -> None:
+    rows = await query(store, "SELECT id FROM {event} WHERE status = 'pending' AND shard = 0 LIMIT 20")
+    assert await touched(store, store._sql["publish"], ids=[row[0] for row in rows]) <= 60
+    assert await touched(store, store._sql["prune_page"], keep=-3600.0, limit=BATCH, after=0) <= 2 * BATCH
+    rows = await query(store, "SELECT seq FROM {event} WHERE status = 'published' LIMIT 20")
+    assert await touched(store, store._sql["prune"], seqs=[row[0] for row in rows], keep=3600.0) <= 60
+
+
+async def test_streams_that_wait_are_found_without_counting_their_events(
+    my: Outbox, store: SqlStore, grant: Grant
+) -> None:
+    await store.add(mixed(KEYS, 50, stream="another"))
+    assert await touched(store, store._sql["next_waiting"], after="") <= 100
+    assert await store.unserved() == ["another"]
+
+
+@pytest.mark.parametrize("kind", [MySQL, MariaDB])
+async def test_a_server_with_odd_defaults_changes_nothing(
+    own_server: OwnServer, kind: type[MySQL] | type[MariaDB]
+) -> None:
+    server = own_server(kind, settings=ODD)
+    outbox = mysql_outbox(server.url)
+    store = outbox()
+    await store.migrate()
+    await store.open()
+    odd = ["a", "a ", "A", "ä", "back\\slash'\""]
+    await store.add(mixed(odd, 3))
+    to = MemoryPublisher()
+    async with relay(outbox(), stream(to)):
+        await to.wait_for(15)
+        await settled(store, {Status.PUBLISHED: 15})
+    assert by_key(to.deliveries) == in_order(odd, 3)
+    ((seconds,),) = await query(store, "SELECT max(abs(timestampdiff(SECOND, created_at, published_at))) FROM {event}")
+    assert seconds < 60, "instants of writers and of the relay are of one zone"
+    await store.close()
+
+
+class Cutting(MemoryPublisher):
+    """Ends every other session of the database after it has published."""
+
+    def __init__(self, cut: Callable[[], Any]) -> None:
+        super().__init__()
+        self._cut = cut
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        outcomes = await super().publish(events)
+        await self._cut()
+        return outcomes
+
+
+@pytest.mark.parametrize("kind", [MySQL, MariaDB])
+async def test_sessions_that_are_cut_between_publish_and_settle_make_no_copy(
+    own_server: OwnServer, kind: type[MySQL] | type[MariaDB]
+) -> None:
+    server = own_server(kind)
+    outbox = mysql_outbox(server.url)
+    store = outbox(pool_size=1)  # so that it never ends a session of its own
+    await store.migrate()
+    await store.open()
+
+    async def cut() -> None:
+        others = "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND user = 'root'"
+        for (number,) in await query(store, others):
+            with suppress(StoreError):  # it may have ended by itself
+                await store._db.run(f"KILL {number}")
+
+    to = Cutting(cut)
+    await store.add(mixed(KEYS, 10))
+    async with relay(outbox(), stream(to, batch=5)):
+        await to.wait_for(80)
+        await settled(store, {Status.PUBLISHED: 80})
+    await store.close()
+    assert by_key(to.deliveries) == in_order(KEYS, 10)
+
+
+@pytest.mark.parametrize("kind", [MySQL, MariaDB])
+async def test_a_server_that_is_killed_under_load_loses_nothing(
+    own_server: OwnServer, kind: type[MySQL] | type[MariaDB]
+) -> None:
+    server = own_server(kind)
+    outbox = mysql_outbox(server.url)
+    store = outbox()
+    await store.migrate()
+    await store.open()
+    to = MemoryPublisher()
+    await store.add(mixed(KEYS, 200))
+    async with relay(outbox(), stream(to, batch=20)):
+        await to.wait_for(100)
+        await asyncio.to_thread(server.kill)
+        assert len(to.deliveries) < 1600
+        await asyncio.to_thread(server.start)
+        await settled(store, {Status.PUBLISHED: 1600}, seconds=60)
+    await store.close()
+    assert first_deliveries(to.deliveries) == in_order(KEYS, 200)
+    assert copies(to.deliveries) == 0, "what was published waits until it can be settled"
+
+
+async def refused(store: SqlStore) -> str:
+    with pytest.raises(StoreError) as caught:
+        await relay(store, stream(MemoryPublisher())).start()
+    await store.close()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+async def test_what_is_wrong_is_told_in_one_sentence(my: Outbox, store: SqlStore) -> None:
+    url = store._db._url  # type: ignore[attr-defined]
+    said = await refused(MysqlStore(url.replace("root@", "nobody:se%20cret@")))
+    assert "user or password refused; correct the URL" in said
+    assert "cret" not in said
+    said = await refused(MysqlStore(url.replace("/test", "/not_there")))
+    assert "there is no such database; create it, or correct the URL" in said
+    with pytest.raises(SchemaError, match="migrate"):
+        await relay(MysqlStore(url, prefix="missing"), stream(MemoryPublisher())).start()
+    with pytest.raises(StoreDown):
+        await MysqlStore("mysql://root@127.0.0.1:1/none").open()
+
+
+async def test_an_event_that_no_packet_holds_is_refused_with_the_remedy(my: Outbox, store: SqlStore) -> None:
+    ((most,),) = await query(store, "SELECT @@max_allowed_packet")
+    (large,) = numbered("k", 1)
+    with pytest.raises(StoreError, match="max_allowed_packet"):
+        await store.add([large._replace(payload=bytes(most))])
+    await store.add(numbered("k", 1))
+
+
+async def test_a_text_that_does_not_fit_is_refused(my: Outbox, store: SqlStore) -> None:
+    with pytest.raises(StoreError):
+        await store.add(numbered("k" * 300, 1))
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("mysql://root@host", "names no database"),
+        ("mysql://root@host:port/db", "port that is no number"),
+        ("mysql://root@host/db?sll=true", "use ssl=true"),
+        ("mysqll://root@host/db", "did you mean 'mysql'"),
+    ],
+)
+async def test_a_wrong_url_names_the_remedy(url: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        store_from_url(url)
+
+
+async def test_a_url_may_hold_any_password() -> None:
+    found = connect_settings("mariadb://an%40n:p%2Fw%3A%25@db.example:3307/shop")
+    assert (found["user"], found["password"], found["port"], found["database"]) == ("an@n", "p/w:%", 3307, "shop")
