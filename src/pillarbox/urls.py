@@ -46,6 +46,9 @@ def _adapter(what: str, known: dict[str, str], url: str) -> Any:
     if scheme not in known:
         near = difflib.get_close_matches(scheme, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(known)}"
+        if not scheme:
+            # Not shown: without a scheme nobody can tell what of it is a secret.
+            raise ConfigError(f"the {what} is not a URL; {hint}")
         raise ConfigError(f"a {what} URL cannot start with {scheme!r}; {hint}")
     module, _, name = known[scheme].partition(":")
     return getattr(import_module(module), name)

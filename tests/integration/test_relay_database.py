@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,6 +173,8 @@ async def test_a_missing_database_is_told_in_one_sentence(postgres: Postgres) ->
 
 async def test_missing_tables_are_told_in_one_sentence(outbox: Outbox) -> None:
     store = outbox()
+    if isinstance(store, SqliteStore):
+        Path(store._path).touch()
     with pytest.raises(SchemaError, match=r"has no tables yet; make them with"):
         await relay(store, stream(MemoryPublisher())).start()
     await store.close()
@@ -188,8 +191,9 @@ async def test_a_missing_right_is_told_in_one_sentence(pg: Outbox, store: SqlSto
 
 
 async def test_a_file_that_cannot_be_opened_is_told_in_one_sentence() -> None:
-    said = await refused(SqliteStore("/nowhere/at/all.db"))
-    assert "cannot be opened; check that its folder exists and is writable" in said
+    assert "does not exist; correct the path" in await refused(SqliteStore("/nowhere/at/all.db"))
+    with pytest.raises(StoreError, match="cannot be opened; check that its folder exists and is writable"):
+        await SqliteStore("/nowhere/at/all.db").migrate()
 
 
 async def test_a_start_that_fails_leaves_no_connection_behind(postgres: Postgres) -> None:

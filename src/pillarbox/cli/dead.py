@@ -120,12 +120,12 @@ async def _count(where: Filter, settings: Settings) -> int:
 async def _act(chosen: Any, where: Filter, settings: Settings, by: str) -> int:
     async with open_store(settings) as store:
         with Progress("replaying" if chosen.action == "replay" else "discarding") as progress:
-            done = await decide(store, where, chosen.action, by, progress)
+            met, changed = await decide(store, where, chosen.action, by, progress)
     if chosen.json:
-        output.print_json({_DONE[chosen.action]: len(done)})
+        output.print_json({_DONE[chosen.action]: changed})
     else:
-        print(f"{_DONE[chosen.action]} {output.count(len(done), 'dead letter')}")
-    return _missing(where, done)
+        print(f"{_DONE[chosen.action]} {output.count(changed, 'dead letter')}")
+    return _missing(where, met)
 
 
 def _missing(where: Filter, done: set[UUID]) -> int:
@@ -156,31 +156,31 @@ async def _pages(store: Store, where: Filter) -> AsyncIterator[Sequence[Found]]:
         after = page[-1].event.seq
 
 
-async def decide(store: Store, where: Filter, action: str, by: str, told: Callable[[int], None]) -> set[UUID]:
-    """Replay or discard all that is meant, in chunks.
+async def decide(
+    store: Store, where: Filter, action: str, by: str, told: Callable[[int], None]
+) -> tuple[set[UUID], int]:
+    """Replay or discard all that is meant, in chunks: which were met, and how many were changed.
 
     The letter that a key waits for comes last of its key: it sets the key free, and what would come back after that
     could be overtaken by events that were written since.
     """
     change = store.replay if action == "replay" else store.discard
-    done: set[UUID] = set()
+    met: set[UUID] = set()
+    changed = 0
 
-    async def followers() -> list[UUID]:
-        heads = []
-        async for page in _pages(store, where):
-            heads += [each.event.id for each in page if each.holds_key]
-            ids = [each.event.id for each in page if not each.holds_key]
-            if ids and await change(ids, by):
-                done.update(ids)
-                told(len(done))
-        return heads
+    async def decide_on(ids: Sequence[UUID]) -> None:
+        nonlocal changed
+        if ids:
+            changed += await change(ids, by)
+            met.update(ids)
+            told(changed)
 
-    heads = await followers()
+    heads: list[UUID] = []
+    async for page in _pages(store, where):
+        heads += [each.event.id for each in page if each.holds_key]
+        await decide_on([each.event.id for each in page if not each.holds_key])
     for start in range(0, len(heads), _CHUNK):
         # Together with what a relay has parked meanwhile.
         parked = [each.event.id async for page in _pages(store, where) for each in page if not each.holds_key]
-        chunk = [*parked, *heads[start : start + _CHUNK]]
-        if await change(chunk, by):
-            done.update(chunk)
-            told(len(done))
-    return done
+        await decide_on([*parked, *heads[start : start + _CHUNK]])
+    return met, changed

@@ -223,6 +223,7 @@ def _event(chosen: Any) -> Event:
     data = sys.stdin.buffer.read() if chosen.payload == "-" else chosen.payload.encode("utf-8", "surrogateescape")
     given["content_type"] = chosen.content_type or JSON
     if given["content_type"] == JSON:
+        data = data.strip()  # a shell ends what it writes with a line break
         _check_json(data)
     return Outbox().event(
         chosen.type,
