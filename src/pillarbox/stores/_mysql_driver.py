@@ -197,7 +197,8 @@ class MysqlDatabase:
         self._url = url
         self._settings = connect_settings(url)
         self.name = name
-        self.collation = _COLLATIONS["MySQL"]
+        # By the URL until the server has said what it is, for migrations that are only printed.
+        self.collation = _COLLATIONS["MariaDB" if url.startswith("mariadb:") else "MySQL"]
         self._places = asyncio.Semaphore(pool_size)
         self._resting: list[Session] = []
         self._is_open = False
