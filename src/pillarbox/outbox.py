@@ -120,7 +120,7 @@ class Outbox:
         return Added.of(event, self._write(tx, [event], on_duplicate))
 
     def add_all(self, tx: Any, events: Sequence[Event], *, on_duplicate: OnDuplicate = "raise") -> AddedAll:
-        """Write events made by :meth:`event`, in this order and in one statement; await it as :meth:`add`."""
+        """Write events made by :meth:`event`, in this order, up to 1,000 in a statement; await it as :meth:`add`."""
         return AddedAll(self._write(tx, events, on_duplicate))
 
     def _write(self, tx: Any, events: Sequence[Event], on_duplicate: OnDuplicate) -> Pending | None:

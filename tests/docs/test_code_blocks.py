@@ -1,18 +1,56 @@
-"""Every Python block in the README and the documentation runs, and every command that they show is there."""
+"""Every Python block in the README and the documentation runs, and every command that they show is there.
 
+The rule: the Python blocks of a page run in order in one process, as if they were one file, and then each function that
+is named ``test_...``. A block may await, as in ``python -m asyncio``. ``postgresql://localhost/shop`` and
+``mysql://localhost/shop``, also with a driver of SQLAlchemy's or as keyword arguments, stand for a new database on the
+real server.
+"""
+
+import asyncio
+import itertools
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import asyncpg
+import pymysql
 import pytest
 
 from pillarbox.cli.settings import SETTINGS, Settings
+from tests.servers import MariaDB, MySQL, Postgres
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+POSTGRES = re.compile(r"\bpostgresql(\+\w+)?://localhost/shop")
+MYSQL = re.compile(r"\bmysql(\+\w+)?://localhost/shop")
+MYSQL_ARGUMENTS = re.compile(r'host="localhost", user="shop", (db|database)="shop"')
+RUN = """
+import ast, asyncio, inspect, json, sys
+
+def run(page, blocks):
+    with asyncio.Runner() as runner:
+        for block in blocks:
+            code = compile(block, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            if code.co_flags & inspect.CO_COROUTINE:
+                runner.run(eval(code, globals()))
+            else:
+                exec(code, globals())
+        for name, test in list(globals().items()):
+            if name.startswith("test_"):
+                awaited = test()
+                if awaited is not None:
+                    runner.run(awaited)
+
+run(*json.load(sys.stdin))
+"""
+
+_numbers = itertools.count(1)
 
 
 def blocks(language: str) -> dict[str, str]:
@@ -24,17 +62,93 @@ def blocks(language: str) -> dict[str, str]:
     }
 
 
-PYTHON = blocks("python")
+def python(page: Path) -> list[str]:
+    """Each block behind as many empty lines as the page has before it: a traceback then names the page's own line."""
+    text = page.read_text()
+    found = [match for match in BLOCK.finditer(text) if match[1] == "python"]
+    return ["\n" * text.count("\n", 0, match.start(2)) + match[2] for match in found]
+
+
+def needs(page: Path) -> tuple[bool, bool]:
+    """Whether its Python names PostgreSQL, and MySQL."""
+    code = "".join(python(page))
+    return bool(POSTGRES.search(code)), bool(MYSQL.search(code) or MYSQL_ARGUMENTS.search(code))
+
+
+def run(page: Path, folder: Path, code: Sequence[str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUN],
+        input=json.dumps([page.name, code]),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def new_database_on_postgres(url: str) -> str:
+    name = f"docs_{os.getpid()}_{next(_numbers)}"
+
+    async def create() -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.close()
+
+    asyncio.run(create())
+    return url.rpartition("/")[0] + "/" + name
+
+
+def new_database_on_mysql(url: str) -> str:
+    name = f"docs_{os.getpid()}_{next(_numbers)}"
+    parts = urlsplit(url)
+    with pymysql.connect(host=parts.hostname, port=parts.port or 3306, user=parts.username) as connection:
+        connection.cursor().execute(f"CREATE DATABASE {name}")
+    return url.rpartition("/")[0] + "/" + name
+
+
+def on_postgres(code: Sequence[str], url: str) -> list[str]:
+    rest = new_database_on_postgres(url).removeprefix("postgresql")
+    return [POSTGRES.sub(lambda match: f"postgresql{match[1] or ''}{rest}", each) for each in code]
+
+
+def on_mysql(code: Sequence[str], url: str) -> list[str]:
+    url = new_database_on_mysql(url)
+    rest, parts = url.removeprefix("mysql"), urlsplit(url)
+    where = f'host="{parts.hostname}", port={parts.port}, user="{parts.username}"'
+    code = [MYSQL.sub(lambda match: f"mysql{match[1] or ''}{rest}", each) for each in code]
+    return [MYSQL_ARGUMENTS.sub(lambda match: f'{where}, {match[1]}="{parts.path[1:]}"', each) for each in code]
+
+
+NEEDS = {page: needs(page) for page in PAGES if python(page)}
 CONSOLE = blocks("console")
 COMMANDS = [line for text in CONSOLE.values() for line in text.splitlines() if "make" in line]
 SESSIONS = {name: text for name, text in CONSOLE.items() if "pillarbox" in text}
 TOML = blocks("toml")
 
 
-@pytest.mark.parametrize("code", PYTHON.values(), ids=PYTHON)
-def test_python_block_runs(code: str, tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+def those_that_need(*servers: tuple[bool, bool]) -> pytest.MarkDecorator:
+    chosen = [page for page, needed in NEEDS.items() if needed in servers]
+    return pytest.mark.parametrize("page", chosen, ids=[str(page.relative_to(ROOT)) for page in chosen])
+
+
+@those_that_need((False, False))
+def test_page_runs(page: Path, tmp_path: Path) -> None:
+    run(page, tmp_path, python(page))
+
+
+class TestOnServers:
+    @those_that_need((True, False))
+    def test_postgres(self, page: Path, tmp_path: Path, postgres: Postgres) -> None:
+        run(page, tmp_path, on_postgres(python(page), postgres.url))
+
+    @those_that_need((False, True), (True, True))
+    def test_mysql(self, page: Path, tmp_path: Path, postgres: Postgres, mysql: MySQL) -> None:
+        run(page, tmp_path, on_mysql(on_postgres(python(page), postgres.url), mysql.url))
+
+    @those_that_need((False, True), (True, True))
+    def test_mariadb(self, page: Path, tmp_path: Path, postgres: Postgres, mariadb: MariaDB) -> None:
+        run(page, tmp_path, on_mysql(on_postgres(python(page), postgres.url), mariadb.url))
 
 
 def test_readme_example_delivers(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pillarbox.errors import ConfigError, DuplicateEvent, NotInTransaction, Sche
 from pillarbox.ids import uuid7
 from pillarbox.store import Failure, Settlement
 from tests.writers.conftest import Shop
-from tests.writers.drivers import done
+from tests.writers.drivers import AsyncMy, Driver, done
 
 AWAITED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.is_awaited)
 POOLED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.has_pool)
@@ -23,7 +23,22 @@ POOLED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kin
 CONCURRENT: pytest.MarkDecorator = pytest.mark.drivers.with_args(
     lambda database, kind: database != "sqlite" and kind.is_awaited
 )
+ASYNCMY: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind is AsyncMy)
 AWKWARD = """snow ☃ 😀 "double" 'single' \\ back % percent %s %(name)s $1 ? :name ; -- `tick`"""
+
+
+class Both:
+    """Two tasks wait here for each other."""
+
+    def __init__(self) -> None:
+        self._arrived = 0
+        self._are_here = asyncio.Event()
+
+    async def wait(self) -> None:
+        self._arrived += 1
+        if self._arrived == 2:
+            self._are_here.set()
+        await self._are_here.wait()
 
 
 async def added_and_flushed(shop: Shop, **fields: Any) -> None:
@@ -258,6 +273,47 @@ async def test_a_block_in_an_open_transaction_is_a_savepoint(shop: Shop) -> None
     await shop.driver.commit()
     assert [event.type for event in await shop.events()] == ["kept"]
     assert await shop.data() == 1
+
+
+@pytest.mark.asyncio
+@ASYNCMY
+async def test_a_block_that_is_cancelled_in_a_statement_says_so(shop: Shop) -> None:
+    async def order_slowly() -> None:
+        async with shop.outbox.transaction(shop.driver.handle) as tx:
+            await shop.order()
+            tx.add("gone", {})
+            await shop.driver.execute("SELECT sleep(30)")
+
+    await shop.driver.open()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(order_slowly(), 0.2)
+    assert await shop.data() == 0
+    assert await shop.events() == []
+
+
+@pytest.mark.asyncio
+@ASYNCMY
+async def test_a_deadlock_in_a_savepoint_is_not_hidden_by_its_rollback(shop: Shop) -> None:
+    async def lock(driver: Driver, first: int, second: int) -> None:
+        await driver.execute(f"UPDATE {shop.table} SET id = id WHERE id = {first}")
+        await both.wait()
+        async with shop.outbox.transaction(driver.handle) as tx:
+            tx.add("locked", {})
+            await driver.execute(f"UPDATE {shop.table} SET id = id WHERE id = {second}")
+        await driver.commit()
+
+    both = Both()
+    other = type(shop.driver)(shop.driver.url)
+    await shop.driver.open()
+    await other.open()
+    await shop.order()
+    await shop.order()
+    await shop.driver.commit()
+    ended = await asyncio.gather(lock(shop.driver, 1, 2), lock(other, 2, 1), return_exceptions=True)
+    await other.close()
+    (error,) = [each for each in ended if each is not None]
+    assert "Deadlock" in str(error)
+    assert [event.type for event in await shop.events()] == ["locked"]
 
 
 @pytest.mark.asyncio

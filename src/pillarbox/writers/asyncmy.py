@@ -1,7 +1,7 @@
 """Events in the caller's transaction on an asyncmy connection or cursor."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,10 @@ async def begin(handle: Any) -> AsyncIterator[Any]:
             yield connection
             await _run(connection, "RELEASE SAVEPOINT pillarbox" if nested else "COMMIT")
         except BaseException:
-            await _run(connection, "ROLLBACK TO SAVEPOINT pillarbox" if nested else "ROLLBACK")
+            # It fails where nothing is left to roll back: a cancelled statement closes the connection, and a deadlock
+            # ends the transaction with its savepoints. What the caller has to see is the first error.
+            with suppress(Exception):
+                await _run(connection, "ROLLBACK TO SAVEPOINT pillarbox" if nested else "ROLLBACK")
             raise
 
 
