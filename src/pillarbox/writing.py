@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from pillarbox.event import Event
@@ -30,16 +30,20 @@ class Question(NamedTuple):
     names: Names
 
 
+Asked: TypeAlias = Callable[[], Awaitable[bool]]
+
+
 class Deferred(NamedTuple):
-    """Work on a driver that has to be awaited."""
+    """A write on a driver that has to be awaited."""
 
     run: Callable[[], Awaitable[Any]]
+    in_transaction: Callable[[], bool]  # whether the transaction that it belongs to can still be open
     abandon: Callable[[], object]  # ends the connection without waiting, so that its transaction cannot commit
 
 
 class Pending:
     """A write that has to be awaited. If it is dropped instead, its connection is ended: better no data than data
-    without its event."""
+    without its event. One that is kept, and not awaited before the commit, can only be told of."""
 
     def __init__(self, deferred: Deferred, types: Sequence[str]) -> None:
         self._deferred = deferred
@@ -55,17 +59,27 @@ class Pending:
     def __del__(self) -> None:
         if self._is_awaited:
             return
-        log.error(
-            "outbox.add was not awaited for %s; its connection is closed, so that nothing commits without its event: "
-            "write `await outbox.add(...)`, or use `async with outbox.transaction(...)`",
-            ", ".join(self._types),
-            extra={"action": "event_not_awaited"},
-        )
         if threading.get_ident() == self._thread:
-            self._deferred.abandon()
+            self._forgotten()
         else:
             with suppress(RuntimeError):  # the loop has ended, and its connections with it
-                self._loop.call_soon_threadsafe(self._deferred.abandon)
+                self._loop.call_soon_threadsafe(self._forgotten)
+
+    def _forgotten(self) -> None:
+        is_open = False
+        with suppress(Exception):  # closed, in each driver's own words
+            is_open = self._deferred.in_transaction()
+            self._deferred.abandon()
+        outcome = "so that nothing commits without it"
+        if not is_open:
+            outcome = "and if its transaction has committed already THE EVENT IS LOST"
+        log.error(
+            "outbox.add was not awaited for %s; its connection is closed, %s: write `await outbox.add(...)`, "
+            "or use `async with outbox.transaction(...)`, where nothing has to be awaited",
+            ", ".join(self._types),
+            outcome,
+            extra={"action": "event_not_awaited"},
+        )
 
 
 class Added(Event):
@@ -101,15 +115,15 @@ class AddedAll:
 class Exists:
     """The answer of ``exists``: true or false, and on drivers that have to be awaited the same by ``await``."""
 
-    def __init__(self, answer: bool | Deferred) -> None:
+    def __init__(self, answer: "bool | Asked") -> None:
         self._answer = answer
 
     def __bool__(self) -> bool:
-        if isinstance(self._answer, Deferred):
+        if not isinstance(self._answer, bool):
             raise TypeError("this driver has to be awaited: write `await outbox.exists(...)`")
         return self._answer
 
     def __await__(self) -> Generator[Any, Any, bool]:
-        if isinstance(self._answer, Deferred):
-            self._answer = yield from self._answer.run().__await__()
+        if not isinstance(self._answer, bool):
+            self._answer = yield from self._answer().__await__()
         return bool(self)

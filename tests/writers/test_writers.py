@@ -232,6 +232,19 @@ async def test_a_forgotten_await_leaves_no_data_without_its_event(shop: Shop, ca
 
 @pytest.mark.asyncio
 @AWAITED
+async def test_an_event_that_is_kept_and_never_awaited_is_told_of(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    await shop.order()
+    added = shop.outbox.add(shop.driver.handle, "order.created", {})
+    await shop.driver.commit()
+    assert not caplog.records
+    del added
+    assert "THE EVENT IS LOST" in caplog.text
+
+
+@pytest.mark.asyncio
+@AWAITED
 async def test_a_block_writes_its_events_before_it_commits(shop: Shop) -> None:
     await shop.driver.open()
     async with shop.outbox.transaction(shop.driver.handle) as tx:

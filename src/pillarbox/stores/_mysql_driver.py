@@ -259,9 +259,7 @@ class MysqlDatabase:
         if code in _CROSSED:
             return Crossed(f"{self.name} cannot be used now (error {code}{text})")
         if code in _NO_TABLE:
-            return SchemaError(
-                f"{self.name}{text}; make the tables with `pillarbox init`, or `await store.migrate()`"
-            )
+            return SchemaError(f"{self.name}{text}; make the tables with `pillarbox init`, or `await store.migrate()`")
         if code == _NO_DATABASE:
             return StoreError(f"{self.name}: there is no such database; create it, or correct the URL")
         if code in _REFUSED:

@@ -8,13 +8,13 @@ import aiosqlite
 
 from pillarbox.writers._sqlite_rules import judge, refuse_autocommit
 from pillarbox.writers._statements import SQLITE, question, statements, translated
-from pillarbox.writing import Batch, Deferred, Question
+from pillarbox.writing import Asked, Batch, Deferred, Question
 
 
 def write(handle: aiosqlite.Connection, batch: Batch) -> Deferred:
     """Insert events when awaited."""
     refuse_autocommit(handle)
-    return Deferred(partial(_write, handle, batch), handle.stop)
+    return Deferred(partial(_write, handle, batch), lambda: handle.in_transaction, handle.stop)
 
 
 async def _write(connection: aiosqlite.Connection, batch: Batch) -> None:
@@ -23,9 +23,9 @@ async def _write(connection: aiosqlite.Connection, batch: Batch) -> None:
             await connection.execute(text, values)
 
 
-def exists(handle: aiosqlite.Connection, asked: Question) -> Deferred:
+def exists(handle: aiosqlite.Connection, asked: Question) -> Asked:
     """Whether the outbox knows this event, when awaited."""
-    return Deferred(partial(_exists, handle, asked), handle.stop)
+    return partial(_exists, handle, asked)
 
 
 async def _exists(connection: aiosqlite.Connection, asked: Question) -> bool:

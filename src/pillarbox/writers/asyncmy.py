@@ -9,7 +9,7 @@ from asyncmy.cursors import Cursor
 
 from pillarbox.writers._mysql_rules import in_transaction, judge, refuse_autocommit
 from pillarbox.writers._statements import MYSQL, no_transaction_on_a_pool, question, statements, translated
-from pillarbox.writing import Batch, Deferred, Question
+from pillarbox.writing import Asked, Batch, Deferred, Question
 
 
 def _connection(handle: Any) -> Any:
@@ -29,7 +29,7 @@ def write(handle: Any, batch: Batch) -> Deferred:
     """Insert events when awaited."""
     connection = _connection(handle)
     refuse_autocommit(connection)
-    return Deferred(partial(_write, connection, batch), connection.close)
+    return Deferred(partial(_write, connection, batch), partial(in_transaction, connection), connection.close)
 
 
 async def _write(connection: Any, batch: Batch) -> None:
@@ -39,10 +39,10 @@ async def _write(connection: Any, batch: Batch) -> None:
                 await cursor.execute(text, values)
 
 
-def exists(handle: Any, asked: Question) -> Deferred:
+def exists(handle: Any, asked: Question) -> Asked:
     """Whether the outbox knows this event, when awaited."""
     connection = _connection(handle)
-    return Deferred(partial(_exists, connection, asked), connection.close)
+    return partial(_exists, connection, asked)
 
 
 async def _exists(connection: Any, asked: Question) -> bool:

@@ -15,7 +15,7 @@ from pillarbox.writers._statements import (
     statements,
     translated,
 )
-from pillarbox.writing import Batch, Deferred, Question
+from pillarbox.writing import Asked, Batch, Deferred, Question
 
 
 def judge(error: Exception) -> str:
@@ -34,7 +34,7 @@ def write(handle: Any, batch: Batch) -> Deferred:
     _refuse_pool(handle)
     if not handle.is_in_transaction():
         raise not_in_transaction("asyncpg connection", "open a transaction with `async with connection.transaction():`")
-    return Deferred(partial(_write, handle, batch), handle.terminate)
+    return Deferred(partial(_write, handle, batch), handle.is_in_transaction, handle.terminate)
 
 
 async def _write(connection: Any, batch: Batch) -> None:
@@ -43,10 +43,10 @@ async def _write(connection: Any, batch: Batch) -> None:
             await connection.execute(text, *values)
 
 
-def exists(handle: Any, asked: Question) -> Deferred:
+def exists(handle: Any, asked: Question) -> Asked:
     """Whether the outbox knows this event, when awaited."""
     _refuse_pool(handle)
-    return Deferred(partial(_exists, handle, asked), handle.terminate)
+    return partial(_exists, handle, asked)
 
 
 async def _exists(connection: Any, asked: Question) -> bool:

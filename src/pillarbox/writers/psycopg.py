@@ -10,7 +10,7 @@ from psycopg.pq import TransactionStatus
 
 from pillarbox.errors import ConfigError
 from pillarbox.writers._statements import POSTGRES, not_in_transaction, question, statements, translated
-from pillarbox.writing import Batch, Deferred, Question
+from pillarbox.writing import Asked, Batch, Deferred, Question
 
 _Plain: TypeAlias = psycopg.Connection[Any]
 _Awaited: TypeAlias = psycopg.AsyncConnection[Any]
@@ -29,13 +29,19 @@ def _connection(handle: Any) -> _Plain | _Awaited:
     return connection
 
 
+def _in_transaction(connection: _Plain | _Awaited) -> bool:
+    return connection.info.transaction_status != TransactionStatus.IDLE
+
+
 def write(handle: Any, batch: Batch) -> Deferred | None:
     """Insert events, at once or when awaited."""
     connection = _connection(handle)
-    if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
+    if connection.autocommit and not _in_transaction(connection):
         raise not_in_transaction("psycopg connection", "open a transaction with `with connection.transaction():`")
     if isinstance(connection, psycopg.AsyncConnection):
-        return Deferred(partial(_write, connection, batch), connection.pgconn.finish)
+        return Deferred(
+            partial(_write, connection, batch), partial(_in_transaction, connection), connection.pgconn.finish
+        )
     with translated(batch.names, batch, judge):
         for text, values in statements(batch, POSTGRES):
             connection.execute(text.encode(), values)
@@ -48,11 +54,11 @@ async def _write(connection: _Awaited, batch: Batch) -> None:
             await connection.execute(text.encode(), values)
 
 
-def exists(handle: Any, asked: Question) -> bool | Deferred:
+def exists(handle: Any, asked: Question) -> bool | Asked:
     """Whether the outbox knows this event, at once or when awaited."""
     connection = _connection(handle)
     if isinstance(connection, psycopg.AsyncConnection):
-        return Deferred(partial(_exists, connection, asked), connection.pgconn.finish)
+        return partial(_exists, connection, asked)
     text, values = question(asked, POSTGRES)
     with translated(asked.names, None, judge):
         return connection.execute(text.encode(), values).fetchone() is not None

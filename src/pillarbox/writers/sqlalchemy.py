@@ -23,7 +23,7 @@ from pillarbox.writers._statements import (
     statements,
     translated,
 )
-from pillarbox.writing import Batch, Deferred, Question
+from pillarbox.writing import Asked, Batch, Deferred, Question
 
 _FLAVOURS: Final = {"mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE, "postgresql": POSTGRES}
 
@@ -39,7 +39,7 @@ def write(handle: Any, batch: Batch) -> Deferred | None:
         connection = handle.sync_connection
         if connection is None:
             raise ConfigError("this AsyncConnection is not started; use `async with engine.begin() as connection:`")
-        return Deferred(partial(handle.run_sync, write_now, batch), connection.invalidate)
+        return Deferred(partial(handle.run_sync, write_now, batch), handle.in_transaction, connection.invalidate)
     if not isinstance(handle, Connection):
         raise ConfigError(
             f"the outbox cannot write with a {type(handle).__qualname__}; pass a session or a connection of it"
@@ -57,24 +57,20 @@ def write_now(connection: Connection, batch: Batch) -> None:
             connection.exec_driver_sql(text, tuple(values))
 
 
-def exists(handle: Any, asked: Question) -> bool | Deferred:
+def exists(handle: Any, asked: Question) -> bool | Asked:
     """Whether the outbox knows this event: of a session also those that wait for its flush."""
     handle = _unscoped(handle)
     if isinstance(handle, Session):
         return Buffer.of(handle, write_now).holds(asked) or _exists(handle.connection(), asked)
     if isinstance(handle, AsyncSession):
-        return Deferred(partial(_exists_in_session, handle, asked), handle.sync_session.close)
+        return partial(_exists_in_session, handle, asked)
     if isinstance(handle, AsyncConnection):
-        return Deferred(partial(handle.run_sync, _exists, asked), _nothing)
+        return partial(handle.run_sync, _exists, asked)
     return _exists(handle, asked)
 
 
 async def _exists_in_session(session: AsyncSession, asked: Question) -> bool:
     return await session.run_sync(lambda plain: bool(exists(plain, asked)))
-
-
-def _nothing() -> None:
-    """A question that is dropped changes nothing."""
 
 
 def _exists(connection: Connection, asked: Question) -> bool:
