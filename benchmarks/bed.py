@@ -10,14 +10,16 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import asyncpg
+import pymysql
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tests.servers import Kafka, MariaDB, MySQL, Postgres, Server, start_all
+from pillarbox.stores._mysql_url import connect_settings
+from tests.servers import Kafka, MariaDB, MySQL, Postgres, start_all
 from tests.servers.process import drop_folder, make_folder
 
-S = TypeVar("S", bound=Server)
+S = TypeVar("S", MySQL, MariaDB)
 
 PARTITIONS = 8
 # fsync and full_page_writes stay on. Vacuum runs when a table was loaded, and checkpoints before a round: in the middle
@@ -28,8 +30,8 @@ POSTGRES_SETTINGS = {
     "checkpoint_timeout": "1h",
     "shared_buffers": "256MB",
 }
-# innodb_flush_log_at_trx_commit stays 1. The pool holds the longest backlog: MariaDB reads past the system's cache, which
-# the other servers have behind their own.
+# innodb_flush_log_at_trx_commit stays 1. The pool holds the longest backlog: MariaDB reads past the system's cache,
+# which the other servers have behind their own.
 MYSQL_SETTINGS = {"innodb_buffer_pool_size": "2G", "innodb_log_file_size": "1G"}
 
 
@@ -84,6 +86,12 @@ class Bed:
     def _started(self, server: S) -> S:
         server.start()
         self._stack.callback(server.close)
+        settings = connect_settings(server.url)
+        with pymysql.connect(host=settings["host"], port=settings["port"], user=settings["user"]) as connection:
+            cursor = connection.cursor()
+            cursor.execute("SELECT VERSION()")
+            ((version,),) = cursor.fetchall()
+        print(f"server    {type(server).__name__} {version} (flushed at every commit)", flush=True)
         return server
 
     async def _create_database(self) -> None:
