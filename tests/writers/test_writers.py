@@ -376,3 +376,17 @@ async def test_what_is_captured_and_not_written(shop: Shop) -> None:
     assert [event.type for event in events] == ["seen"]
     assert [event.type for event in unwritten] == ["not written"]
     assert [event.type for event in await shop.events()] == ["seen", "not captured"]
+
+
+@pytest.mark.asyncio
+@AWAITED
+async def test_a_connection_that_was_ended_can_be_closed(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    await shop.order()
+    shop.outbox.add(shop.driver.handle, "order.created", {})
+    closing = asyncio.ensure_future(shop.driver.close())
+    ended, _ = await asyncio.wait([closing], timeout=5)
+    assert ended
+    closing.exception()  # closed already, in each driver's own words
+    assert await shop.data() == 0
