@@ -54,7 +54,11 @@ def write_now(connection: Connection, batch: Batch) -> None:
     _refuse_autocommit(connection)
     with translated(batch.names, batch, judge):
         for text, values in statements(batch, flavour):
-            connection.exec_driver_sql(text, tuple(values))
+            try:
+                connection.exec_driver_sql(text, tuple(values))
+            except exc.StatementError as error:
+                error.hide_parameters = True  # the payloads are among them
+                raise
 
 
 def exists(handle: Any, asked: Question) -> bool | Asked:
