@@ -125,7 +125,7 @@ class Outbox:
 
     def add_all(self, tx: Any, events: Sequence[Event], *, on_duplicate: OnDuplicate = "raise") -> AddedAll:
         """Write events made by :meth:`event`, in this order, up to 1,000 in a statement; await it as :meth:`add`."""
-        checked = list(events)
+        checked: list[Any] = list(events)
         for event in checked:
             if not isinstance(event, Event):
                 kind = builtins.type(event).__name__

@@ -169,7 +169,8 @@ def test_unknown_handle() -> None:
 
 def test_events_that_were_not_made_by_the_outbox(connection: sqlite3.Connection) -> None:
     made: Any = outbox.event("t", {})
-    for wrong in (made, ["t"], [made._replace(type="x" * 256)]):
+    wrongs: list[Any] = [made, ["t"], [made._replace(type="x" * 256)]]
+    for wrong in wrongs:
         with pytest.raises(InvalidEvent):
             outbox.add_all(connection, wrong)
     assert not connection.in_transaction
