@@ -31,6 +31,7 @@ _NAME_LIMITS: Final = {
     "schema_version": 100,
 }
 _REQUIRED: Final = frozenset({"stream", "tenant", "type", "content_type"})
+_OPTIONAL: Final = _NAME_LIMITS.keys() - _REQUIRED - {"topic"}  # may be none
 _HEADER_BYTES: Final = 32_768
 # By the package that a handle's class comes from; imported when the first such handle is seen.
 _WRITERS: Final = {
@@ -99,6 +100,9 @@ class Outbox:
         self._streams = dict(streams or {})
         self._lock_keys = lock_keys
         self._captures: Sequence[_Capture] = ()
+        if "sqlalchemy.orm" in sys.modules:
+            # Before the first event, which may be added by a hook of a session, when it is too late to set ours.
+            import_module("pillarbox.writers._sqlalchemy_session")
 
     def add(
         self,
@@ -121,7 +125,13 @@ class Outbox:
 
     def add_all(self, tx: Any, events: Sequence[Event], *, on_duplicate: OnDuplicate = "raise") -> AddedAll:
         """Write events made by :meth:`event`, in this order, up to 1,000 in a statement; await it as :meth:`add`."""
-        return AddedAll(self._write(tx, events, on_duplicate))
+        checked: list[Any] = list(events)
+        for event in checked:
+            if not isinstance(event, Event):
+                kind = builtins.type(event).__name__
+                raise InvalidEvent(f"add_all was given a value of type {kind}; pass events made by outbox.event")
+            _check(event)
+        return AddedAll(self._write(tx, checked, on_duplicate))
 
     def _write(self, tx: Any, events: Sequence[Event], on_duplicate: OnDuplicate) -> Pending | None:
         if on_duplicate not in ("raise", "ignore"):
@@ -216,7 +226,7 @@ class Outbox:
             key = aggregate_id
         now = datetime.now(UTC)
         event = Event(
-            id=id or uuid7(),
+            id=uuid7() if id is None else id,
             seq=0,
             stream=stream if stream is not None else self._streams.get(tenant, "default"),
             tenant=tenant,
@@ -303,6 +313,8 @@ def _find_writer(kind: type) -> Any:
 def _with_trace(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     # An application that traces has imported it; one that does not must not pay for it.
     trace = sys.modules.get("opentelemetry.trace")
+    if headers is not None and not isinstance(headers, Mapping):
+        raise InvalidEvent(f"headers are of type {type(headers).__name__}; pass a mapping from str to str")
     if trace is None or (headers and "traceparent" in headers):
         return dict(headers) if headers else NO_HEADERS
     span = trace.get_current_span().get_span_context()
@@ -321,15 +333,20 @@ def _root(kind: type) -> str:
 def _utc(name: str, instant: datetime | None) -> datetime | None:
     if instant is None:
         return None
-    if instant.tzinfo is None:
+    if not isinstance(instant, datetime):
+        raise InvalidEvent(f"{name} is of type {type(instant).__name__}; pass an aware datetime")
+    if instant.utcoffset() is None:
         raise InvalidEvent(f"{name} has no time zone; pass an aware datetime, for example datetime.now(UTC)")
-    return instant.astimezone(UTC)
+    try:
+        return instant.astimezone(UTC)
+    except OverflowError:
+        raise InvalidEvent(f"{name} is before year 1 or after year 9999 in UTC; pass another instant") from None
 
 
 def _check(event: Event) -> None:
     for name, limit in _NAME_LIMITS.items():
         value = getattr(event, name)
-        if value is None:
+        if value is None and name in _OPTIONAL:
             continue
         if not isinstance(value, str):
             raise InvalidEvent(f"{name} is of type {type(value).__name__}; pass text")

@@ -98,7 +98,8 @@ class Added(Event):
     def __await__(self) -> Generator[Any, Any, Event]:
         if self.pending is not None:
             yield from self.pending.__await__()
-        return self
+        # A plain event: awaited a second time, by a framework that awaits what it can, this one would be written again.
+        return tuple.__new__(Event, self)
 
 
 class AddedAll:

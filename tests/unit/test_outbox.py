@@ -13,6 +13,7 @@ import pytest_asyncio
 from pillarbox import InvalidEvent, Outbox, Status
 from pillarbox.errors import ConfigError, DuplicateEvent, NotInTransaction, SchemaError
 from pillarbox.ids import uuid7
+from pillarbox.stores.sql.rows import instant
 from pillarbox.stores.sqlite import SqliteStore
 
 outbox = Outbox()
@@ -68,7 +69,16 @@ def test_instants_are_utc() -> None:
         ({"max_attempts": True}, "max_attempts is True"),
         ({"aggregate_version": 2**63}, "aggregate_version"),
         ({"occurred_at": datetime(2026, 1, 1)}, "occurred_at has no time zone"),
+        ({"occurred_at": "2026-01-01"}, "occurred_at is of type str"),
+        ({"available_at": datetime.min.replace(tzinfo=timezone(timedelta(hours=2)))}, "before year 1"),
+        ({"available_at": datetime.max.replace(tzinfo=timezone(-timedelta(hours=2)))}, "after year 9999"),
+        ({"headers": "a=b"}, "headers are of type str"),
+        ({"headers": [("a", "b")]}, "headers are of type list"),
+        ({"type": None}, "type is of type NoneType"),
+        ({"topic": None}, "topic is of type NoneType"),
+        ({"tenant": None}, "tenant is of type NoneType"),
         ({"id": "x"}, "id is of type str"),
+        ({"id": ""}, "id is of type str"),
     ],
 )
 def test_refused(fields: dict[str, Any], named: str) -> None:
@@ -155,3 +165,26 @@ def test_no_tables(tmp_path: Path) -> None:
 def test_unknown_handle() -> None:
     with pytest.raises(ConfigError, match=r"cannot write with a builtins\.dict"):
         outbox.add({}, "t", {})
+
+
+def test_events_that_were_not_made_by_the_outbox(connection: sqlite3.Connection) -> None:
+    made: Any = outbox.event("t", {})
+    wrongs: list[Any] = [made, ["t"], [made._replace(type="x" * 256)]]
+    for wrong in wrongs:
+        with pytest.raises(InvalidEvent):
+            outbox.add_all(connection, wrong)
+    assert not connection.in_transaction
+
+
+def test_events_from_a_generator(connection: sqlite3.Connection) -> None:
+    made: Any = (outbox.event("t", {}) for _ in range(2))
+    with outbox.capture() as events:
+        outbox.add_all(connection, made)
+    assert len(events) == count(connection) == 2
+
+
+def test_an_early_instant_is_text_that_can_be_read(connection: sqlite3.Connection) -> None:
+    early = datetime(1, 2, 3, tzinfo=UTC)
+    outbox.add(connection, "t", {}, occurred_at=early)
+    (text,) = connection.execute("SELECT occurred_at FROM outbox_event").fetchone()
+    assert instant(text) == early

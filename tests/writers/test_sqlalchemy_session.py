@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, select
+from sqlalchemy import Engine, create_engine, event, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
@@ -210,6 +210,74 @@ def test_events_added_by_hooks_of_the_flush(engine: Engine) -> None:
 
         session.add(Order(id=1))
     assert sorted(written(engine)) == ["after flush", "before flush"]
+
+
+@pytest.mark.parametrize("on", ["class", "session"])
+@pytest.mark.parametrize("hook", ["before_flush", "after_flush", "after_flush_postexec", "before_commit"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_hook_may_add_an_event_at_any_stage(engine: Engine, on: str, hook: str, is_first: bool) -> None:
+    sessions = sessionmaker(engine)
+    with sessions() as session:
+        if not is_first:
+            OUTBOX.add(session, "earlier", {})
+            session.commit()
+        added: list[str] = []
+
+        @event.listens_for(sessions if on == "class" else session, hook)
+        def called(each: Session, *_: object) -> None:
+            if not added:
+                added.append(OUTBOX.add(each, "by the hook", {}).type)
+
+        session.add(Order(id=1))
+        session.commit()
+        assert added
+    assert written(engine) == [*([] if is_first else ["earlier"]), "by the hook"]
+
+
+def test_a_hook_of_the_commit_of_a_session_that_has_nothing_to_flush(engine: Engine) -> None:
+    sessions = sessionmaker(engine)
+
+    @event.listens_for(sessions, "before_commit")
+    def committing(session: Session) -> None:
+        OUTBOX.add(session, "by the hook", {})
+
+    with sessions() as session, session.begin():
+        session.execute(insert(Order).values(id=1))
+    assert written(engine) == ["by the hook"]
+
+
+def test_a_hook_of_the_commit_sees_what_is_new(engine: Engine) -> None:
+    with Session(engine) as session:
+        seen: list[int] = []
+        event.listen(session, "before_commit", lambda each: seen.append(len(each.new)))
+        session.add(Order(id=1))
+        session.commit()
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("hook", ["after_commit", "after_rollback"])
+def test_an_event_after_the_end_is_refused(engine: Engine, hook: str) -> None:
+    refused: list[str] = []
+    with Session(engine) as session:
+
+        @event.listens_for(session, hook)
+        def ended(each: Session) -> None:
+            with pytest.raises(NotInTransaction) as caught:
+                OUTBOX.add(each, "late", {})
+            refused.append(str(caught.value))
+
+        session.add(Order(id=1))
+        session.flush()
+        session.commit() if hook == "after_commit" else session.rollback()
+    assert len(refused) == 1
+    assert written(engine) == []
+
+
+def test_what_waits_is_not_in_the_info_of_the_session(engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        OUTBOX.add(session, "order.created", {})
+        session.info.clear()
+    assert written(engine) == ["order.created"]
 
 
 def test_a_session_without_autobegin_must_be_begun(engine: Engine) -> None:

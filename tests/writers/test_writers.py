@@ -1,10 +1,12 @@
 """What every writer promises, on every driver and its real database."""
 
 import asyncio
+import inspect
 import json
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from traceback import format_exception
 from typing import Any
 from uuid import uuid4
 
@@ -376,3 +378,35 @@ async def test_what_is_captured_and_not_written(shop: Shop) -> None:
     assert [event.type for event in events] == ["seen"]
     assert [event.type for event in unwritten] == ["not written"]
     assert [event.type for event in await shop.events()] == ["seen", "not captured"]
+
+
+@pytest.mark.asyncio
+@AWAITED
+async def test_a_connection_that_was_ended_can_be_closed(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    await shop.order()
+    shop.outbox.add(shop.driver.handle, "order.created", {})
+    closing = asyncio.ensure_future(shop.driver.close())
+    ended, _ = await asyncio.wait([closing], timeout=5)
+    assert ended
+    closing.exception()  # closed already, in each driver's own words
+    assert await shop.data() == 0
+
+
+@pytest.mark.asyncio
+async def test_no_error_shows_a_payload(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    card = "4111" * 4  # a traceback shows these lines too
+    event = await shop.add(payload={"card": card})
+    with pytest.raises(DuplicateEvent) as caught:
+        await added_and_flushed(shop, payload={"card": card}, id=event.id)
+    assert card not in "".join(format_exception(caught.value))
+
+
+@pytest.mark.asyncio
+async def test_what_was_awaited_is_a_plain_event(shop: Shop) -> None:
+    await shop.driver.open()
+    await shop.driver.begin()
+    assert not inspect.isawaitable(await shop.add())

@@ -37,7 +37,7 @@ def cell(value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "milliseconds")
     if isinstance(value, list):
         return json.dumps([cell(item) for item in value])
     return value

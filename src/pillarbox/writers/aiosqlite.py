@@ -1,8 +1,9 @@
 """Events in the caller's transaction on an ``aiosqlite`` connection."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from time import sleep
 
 import aiosqlite
 
@@ -14,7 +15,16 @@ from pillarbox.writing import Asked, Batch, Deferred, Question
 def write(handle: aiosqlite.Connection, batch: Batch) -> Deferred:
     """Insert events when awaited."""
     refuse_autocommit(handle)
-    return Deferred(partial(_write, handle, batch), lambda: handle.in_transaction, handle.stop)
+    return Deferred(partial(_write, handle, batch), lambda: handle.in_transaction, partial(_abandon, handle))
+
+
+def _abandon(connection: aiosqlite.Connection) -> None:
+    connection.stop()
+    # Its thread closes it as soon as no statement is running; a caller's close() before that would wait for ever.
+    with suppress(ValueError):
+        for _ in range(1000):
+            _ = connection.in_transaction
+            sleep(0.001)
 
 
 async def _write(connection: aiosqlite.Connection, batch: Batch) -> None:

@@ -33,7 +33,7 @@ def write(handle: Any, batch: Batch) -> Deferred | None:
     handle = _unscoped(handle)
     if isinstance(handle, Session | AsyncSession):
         session = handle.sync_session if isinstance(handle, AsyncSession) else handle
-        Buffer.of(session, write_now).add(session, batch)
+        Buffer.of(session).add(session, batch, write_now)
         return None
     if isinstance(handle, AsyncConnection):
         connection = handle.sync_connection
@@ -54,14 +54,18 @@ def write_now(connection: Connection, batch: Batch) -> None:
     _refuse_autocommit(connection)
     with translated(batch.names, batch, judge):
         for text, values in statements(batch, flavour):
-            connection.exec_driver_sql(text, tuple(values))
+            try:
+                connection.exec_driver_sql(text, tuple(values))
+            except exc.StatementError as error:
+                error.hide_parameters = True  # the payloads are among them
+                raise
 
 
 def exists(handle: Any, asked: Question) -> bool | Asked:
     """Whether the outbox knows this event: of a session also those that wait for its flush."""
     handle = _unscoped(handle)
     if isinstance(handle, Session):
-        return Buffer.of(handle, write_now).holds(asked) or _exists(handle.connection(), asked)
+        return Buffer.of(handle).holds(asked) or _exists(handle.connection(), asked)
     if isinstance(handle, AsyncSession):
         return partial(_exists_in_session, handle, asked)
     if isinstance(handle, AsyncConnection):
