@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
+from enum import Enum
 from importlib import import_module
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 from uuid import UUID
@@ -233,9 +234,9 @@ class Outbox:
             topic=topic,
             type=type,
             aggregate_type=aggregate_type,
-            aggregate_id=None if aggregate_id is None else str(aggregate_id),
+            aggregate_id=_text("aggregate_id", aggregate_id),
             aggregate_version=aggregate_version,
-            key=None if key is None else str(key),
+            key=_text("key", key),
             routing_key=routing_key,
             payload=data,
             content_type=content_type or own_type,
@@ -328,6 +329,14 @@ def _with_trace(headers: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def _root(kind: type) -> str:
     return kind.__module__.partition(".")[0]
+
+
+def _text(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise InvalidEvent(f"{name} is of type {type(value).__name__}; decode it, or pass its hexadecimal form")
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def _utc(name: str, instant: datetime | None) -> datetime | None:

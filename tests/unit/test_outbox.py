@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,15 @@ def test_an_early_instant_is_text_that_can_be_read(connection: sqlite3.Connectio
     outbox.add(connection, "t", {}, occurred_at=early)
     (text,) = connection.execute("SELECT occurred_at FROM outbox_event").fetchone()
     assert instant(text) == early
+
+
+class Region(str, Enum):
+    EU = "eu"
+
+
+def test_a_key_is_the_text_that_a_consumer_would_expect() -> None:
+    assert Outbox().event("x", {}, key=Region.EU).key == "eu"
+    assert Outbox().event("x", {}, key=7, aggregate_id=Region.EU).aggregate_id == "eu"
+    for fields in ({"key": b"k"}, {"aggregate_id": bytearray(b"k")}):
+        with pytest.raises(InvalidEvent, match="decode it"):
+            Outbox().event("x", {}, **fields)  # type: ignore[arg-type]
