@@ -448,3 +448,24 @@ def test_an_outbox_of_a_newer_release_is_refused(on_sqlite: Command, command: st
         database.execute("UPDATE outbox_meta SET value = '99' WHERE name = 'schema_version'")
     database.close()
     on_sqlite(command).failed(1, "has schema version 99", "install a newer pillarbox")
+
+
+def test_a_second_sigterm_cuts_nothing_short(on_sqlite: Command) -> None:
+    (on_sqlite.folder / "slow.py").write_text(
+        "import asyncio, os\nfrom pillarbox.publishers.handlers import Handlers\n"
+        "from pillarbox.relay import Relay, Stream\nhandlers = Handlers()\n"
+        "@handlers.on('a')\nasync def work(event):\n    print('begun', flush=True)\n    await asyncio.sleep(2)\n"
+        "relay = Relay(os.environ['PILLARBOX_STORE'], [Stream('default', to=handlers)])\n"
+    )
+    assert on_sqlite("events", "add", "a", "{}", "--key", "7").code == 0
+    del on_sqlite.variables["PILLARBOX_PREFIX"]
+    with on_sqlite.start("relay", "slow:relay") as relay:
+        assert relay.stdout is not None
+        assert relay.stdout.readline() == b"begun\n"
+        relay.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            relay.wait(0.5)
+        relay.send_signal(signal.SIGTERM)
+        relay.communicate(timeout=20)
+    assert relay.returncode == 0
+    assert on_sqlite("events", "list", "--json").json[0]["status"] == "published"

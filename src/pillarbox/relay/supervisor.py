@@ -182,9 +182,10 @@ class Relay:
                 await waiting
             waiting.cancel()
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+            # A second Ctrl-C ends it at once; a second SIGTERM asks for what is under way already.
+            loop.remove_signal_handler(signal.SIGINT)
             await self.stop()
+            loop.remove_signal_handler(signal.SIGTERM)
             gc.set_threshold(*before)
             gc.unfreeze()
 
