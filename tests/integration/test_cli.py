@@ -381,9 +381,91 @@ def test_version_and_help_import_no_driver() -> None:
         (["events", "add", "", "{}"], "type is empty"),
         (["events", "add", "a", "{}", "--header", "x"], "write NAME=VALUE"),
         (["migrate", "--after", "1"], "give --print too"),
+        (["migrate", "--print", "--after", "7"], "--after is 7"),
+        (["migrate", "--print", "--after", "-1"], "--after is -1"),
+        (["events", "list", "--limit", "9" * 30], "--limit is 999"),
+        (["events", "list", "--since", "99999999999d"], "--since is '99999999999d'"),
+        (["events", "list", "--key", "\udcff"], "key is '\\udcff', which is not UTF-8 text"),
+        (["events", "add", "a", "{}", "--available-at", "9999999d"], "--available-at is '9999999d'"),
+        (["events", "add", "a", "{}", "--available-at", "9999-12-31T23:59:59-10:00"], "--available-at is"),
+        (["dead", "discard", "--all", "--by", "\udcff"], "by is"),
+        (["streams", "pause", "", "--force"], "STREAM is empty"),
+        (["streams", "pause", "\udcff", "--force"], "stream is"),
         (["relay", "--to", "kafak://x"], "did you mean 'kafka'?"),
         (["relay"], "nothing says where events go"),
     ],
 )
 def test_a_wrong_call_is_one_sentence(on_sqlite: Command, words: list[str], said: str) -> None:
     on_sqlite(*words).failed(2, said)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_the_output_cannot_encode_is_escaped(on_sqlite: Command, encoding: str) -> None:
+    key = "\u043a\U0001f600"
+    assert on_sqlite("events", "add", "a", "{}", "--key", key).code == 0
+    narrow = {"PYTHONIOENCODING": encoding}
+    ended = on_sqlite("events", "list", variables=narrow)
+    assert ended.code == 0, ended.err
+    assert "\\u043a" in ended.out
+    assert on_sqlite("events", "list", "--json", variables=narrow).json[0]["key"] == key
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "out", "err"),
+    [
+        ("status >&-", 0, "", ""),
+        ("status --json >&-", 0, "", ""),
+        ("events add a - <&-", 2, "", "the payload is not JSON"),
+        ("events show 7 2>&-", 2, "", ""),
+        ("status > /dev/full", 1, "", "the output cannot be written"),
+        ("relay --to stdout: --drain --log-format json >&-", 2, "", "this process has no standard output"),
+    ],
+)
+def test_closed_and_full_streams_are_no_surprise(on_sqlite: Command, line: str, code: int, out: str, err: str) -> None:
+    assert on_sqlite("events", "add", "a", "{}").code == 0
+    ended = subprocess.run(
+        ["sh", "-c", f'"$@" {line}', "sh", *COMMAND],
+        cwd=on_sqlite.folder,
+        env=os.environ | on_sqlite.variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stdout) == (code, out), ended.stderr
+    assert err in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_drain_to_a_path_that_is_wrong_ends(on_sqlite: Command) -> None:
+    ended = on_sqlite("relay", "--drain", "--to", f"file://{on_sqlite.folder}/none/x.jsonl")
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].endswith("No such file or directory; correct the path")
+
+
+@pytest.mark.parametrize("command", ["init", "migrate"])
+def test_an_outbox_of_a_newer_release_is_refused(on_sqlite: Command, command: str) -> None:
+    with sqlite3.connect(on_sqlite.folder / "shop.db") as database:
+        database.execute("UPDATE outbox_meta SET value = '99' WHERE name = 'schema_version'")
+    database.close()
+    on_sqlite(command).failed(1, "has schema version 99", "install a newer pillarbox")
+
+
+def test_a_second_sigterm_cuts_nothing_short(on_sqlite: Command) -> None:
+    (on_sqlite.folder / "slow.py").write_text(
+        "import asyncio, os\nfrom pillarbox.publishers.handlers import Handlers\n"
+        "from pillarbox.relay import Relay, Stream\nhandlers = Handlers()\n"
+        "@handlers.on('a')\nasync def work(event):\n    print('begun', flush=True)\n    await asyncio.sleep(2)\n"
+        "relay = Relay(os.environ['PILLARBOX_STORE'], [Stream('default', to=handlers)])\n"
+    )
+    assert on_sqlite("events", "add", "a", "{}", "--key", "7").code == 0
+    del on_sqlite.variables["PILLARBOX_PREFIX"]
+    with on_sqlite.start("relay", "slow:relay") as relay:
+        assert relay.stdout is not None
+        assert relay.stdout.readline() == b"begun\n"
+        relay.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            relay.wait(0.5)
+        relay.send_signal(signal.SIGTERM)
+        relay.communicate(timeout=20)
+    assert relay.returncode == 0
+    assert on_sqlite("events", "list", "--json").json[0]["status"] == "published"

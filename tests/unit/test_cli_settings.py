@@ -210,3 +210,52 @@ def test_a_password_that_breaks_its_url_is_not_shown(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_store(settings(store=url))
     assert "cret1" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kafka://u:hunter/22@h:9092",
+        "kafka://u:hunter#22@h:9092?topic=x",
+        "kafka://u:hunter?22@h:9092",
+        "mysql://u:hun@ter/22@h/x",
+        "postgresql://u:[hunter22@h/x",
+        "postgresql://[::1/x",
+    ],
+)
+@pytest.mark.parametrize("name", ["store", "to"])
+def test_a_password_that_cuts_its_url_is_refused_and_not_shown(name: str, url: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{name} is not a URL, or its password has unescaped") as raised:
+        Settings({name: url}, {})
+    assert "hun" not in str(raised.value)
+    assert secrets.masked(f"cannot use {url}") == "cannot use ***"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kafka://a:9092,b:9093?topic=x&client.id=me@home",
+        "postgresql://u:p%40ss@[::1]:5432/x",
+        "sqlite:////home/me@home/x.db",
+        "file:///home/me@home/x.jsonl",
+        "https://host/@scope/hook",
+        "postgresql:///x?host=/run/postgresql",
+    ],
+)
+def test_an_at_sign_elsewhere_is_no_fault(url: str) -> None:
+    assert settings(to=url).get("to") == url
+
+
+def test_a_byte_order_mark_is_not_part_of_the_file(folder: Path) -> None:
+    (folder / "pillarbox.toml").write_text("batch = 3\n", "utf-8-sig")
+    assert settings().get("batch") == 3
+
+
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="PILLARBOX_NAME is not UTF-8 text"):
+        settings(variables={"PILLARBOX_NAME": "\udcff"})
+
+
+def test_a_setting_in_place_of_a_stream_is_told_where_it_belongs() -> None:
+    with pytest.raises(ConfigError, match=r"has 'to' but no stream; write it under \[streams.NAME\]"):
+        settings('[streams]\nto = "stdout:"\n')

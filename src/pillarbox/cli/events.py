@@ -26,6 +26,7 @@ COLUMNS: Final = (
     Column("attempts", right=True),
     Column("created_at"),
 )
+_MOST: Final = 1_000_000_000
 _TEXTS: Final = ("aggregate_type", "aggregate_id", "routing_key", "content_type", "schema_id", "schema_version")
 
 
@@ -85,8 +86,8 @@ def filter_of(chosen: Any, status: str | None = None) -> Filter:
 
 
 def limit_of(chosen: Any) -> int:
-    if chosen.limit < 1:
-        raise ConfigError(f"--limit is {chosen.limit}; use 1 or more")
+    if not 1 <= chosen.limit <= _MOST:
+        raise ConfigError(f"--limit is {chosen.limit}; use 1 to {_MOST}")
     limit: int = chosen.limit
     return limit
 

@@ -1,5 +1,6 @@
 """What people and scripts read: tables, records, JSON, and a line that shows progress."""
 
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 _GAP: Final = "  "
 _LEAST: Final = 8  # to how many characters a column may shrink
+_STDERR: Final = 2
 _RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 
 
@@ -22,8 +24,35 @@ class Column(NamedTuple):
     shrinks: bool = False
 
 
+def prepare() -> None:
+    """Make standard streams usable that are closed, or cannot write every character."""
+    # C code writes to these numbers, so that no file and no connection may get one.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(number)
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(_STDERR, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper) and not _is_unicode():
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _is_unicode() -> bool:
+    return sys.stdout is None or (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+    print(json.dumps(document, indent=2, ensure_ascii=not _is_unicode(), default=str))
 
 
 def instant(value: datetime | None) -> str | None:
@@ -54,7 +83,7 @@ def shown(value: Any) -> str:
 
 def colour(text: str, *, bad: bool = False) -> str:
     """Marks what needs attention, on a terminal whose user has not declined colours."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+    if not _is_terminal() or os.environ.get("NO_COLOR"):
         return text
     return f"{_RED if bad else _YELLOW}{text}{_PLAIN}"
 
@@ -88,7 +117,7 @@ def print_table(
 
 
 def _width() -> int | None:
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+    if _is_terminal() or os.environ.get("COLUMNS", "").isdigit():
         return shutil.get_terminal_size().columns
     return None
 

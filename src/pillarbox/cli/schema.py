@@ -33,10 +33,13 @@ def migrate(chosen: Any) -> int:
 
 
 def _print(chosen: Any) -> int:
-    store = make_store(Settings.of(chosen))
+    store: Any = make_store(Settings.of(chosen))
     script = getattr(store, "script", None)
     if script is None:
         raise ConfigError(f"{store.description} has no SQL to print; run `pillarbox migrate` without --print")
+    newest = store.steps()[-1].number
+    if not 0 <= (chosen.after or 0) <= newest:
+        raise ConfigError(f"--after is {chosen.after}; this release knows the versions 0 to {newest}")
     text: str = script(chosen.after or 0)
     if chosen.json:
         output.print_json({"sql": text})

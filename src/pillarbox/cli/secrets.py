@@ -12,9 +12,13 @@ _known: set[str] = set()
 
 def remember(url: str) -> None:
     """From here on the secrets of this URL are masked."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        _known.add(url)
+        return
     user, at, _ = parts.netloc.rpartition("@")
-    found = [url] if at else []
+    found = [url] if "@" in url else []
     if at and ":" in user:
         found.append(user.partition(":")[2])
     found += [value for name, value in parse_qsl(parts.query) if _SECRET_OPTION.search(name)]
@@ -27,6 +31,19 @@ def masked(text: str) -> str:
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
+
+
+def is_garbled(url: str) -> bool:
+    """Whether a password with unescaped characters has cut this URL in the wrong places."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return True
+    user, at, hosts = parts.netloc.rpartition("@")
+    if at:
+        return ":" in user and "@" in parts.path + parts.fragment
+    is_cut = "@" in parts.path + parts.query + parts.fragment
+    return is_cut and any(":" in host and not host.rpartition(":")[2].isdigit() for host in hosts.split(","))
 
 
 def has_password(url: str) -> bool:

@@ -88,11 +88,20 @@ def instant(text: str | None, what: str, *, ahead: bool = False) -> datetime | N
         return datetime.fromisoformat(text).astimezone(UTC)
     except ValueError:
         pass
+    except OverflowError:
+        raise _too_far(text, what) from None
     match = _DURATION.fullmatch(text.strip())
     if match is None or match[2] not in _UNITS:
         raise ConfigError(f"{what} is {text!r}; use an instant such as 2030-01-31T12:00:00Z, or a duration such as 2h")
-    span = timedelta(seconds=seconds(text, what))
-    return datetime.now(UTC) + (span if ahead else -span)
+    try:
+        span = timedelta(seconds=seconds(text, what))
+        return datetime.now(UTC) + (span if ahead else -span)
+    except OverflowError:
+        raise _too_far(text, what) from None
+
+
+def _too_far(text: str, what: str) -> ConfigError:
+    return ConfigError(f"{what} is {text!r}, which no calendar has; use the years 1 to 9999")
 
 
 def event_id(text: str) -> UUID:

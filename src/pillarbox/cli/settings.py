@@ -85,7 +85,18 @@ class Given(NamedTuple):
     origin: str
 
 
+def is_text(text: str) -> bool:
+    """Whether it was UTF-8 where it came from: the shell and the environment hand on any bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _from_text(setting: Setting, text: str, origin: str) -> Given:
+    if not is_text(text):
+        raise ConfigError(f"{origin} is not UTF-8 text; correct it, or the locale")
     value: Any = text
     try:
         if setting.kind is bool:
@@ -109,6 +120,11 @@ def _from_toml(setting: Setting, value: Any, origin: str) -> Given:
 def _checked(setting: Setting, value: Any, origin: str) -> Given:
     if setting.secret:
         secrets.remember(value)
+        if secrets.is_garbled(value):
+            raise ConfigError(
+                f"{origin} is not a URL, or its password has unescaped characters; "
+                "in a password write @ as %40, / as %2F, : as %3A, # as %23, ? as %3F and [ as %5B"
+            )
     if setting.choices and value not in setting.choices:
         raise ConfigError(f"{origin} is {value!r}; {hint(value, setting.choices)}")
     if isinstance(value, int | float) and setting.low is not None and not value >= setting.low:
@@ -195,7 +211,8 @@ def _read_file(path: str | None, origin: str) -> tuple[str, dict[str, Any]]:
         return FILE, {}
     name = path or FILE
     try:
-        return name, tomllib.loads(Path(name).read_text("utf-8"))
+        # Some editors begin a file with a byte order mark.
+        return name, tomllib.loads(Path(name).read_text("utf-8-sig"))
     except OSError as error:
         said = f"{origin} names {name}, which" if path else name
         raise ConfigError(f"{said} cannot be read ({error.strerror}); correct the path, or leave it out") from None
@@ -215,6 +232,8 @@ def _stream_tables(tables: Any, path: str) -> dict[str, dict[str, Given]]:
     found: dict[str, dict[str, Given]] = {}
     of_streams = [name for name, setting in SETTINGS.items() if setting.scope == STREAM]
     for stream, table in tables.items():
+        if not isinstance(table, dict) and stream in of_streams:
+            raise ConfigError(f"[streams] in {path} has {stream!r} but no stream; write it under [streams.NAME]")
         if not isinstance(table, dict):
             raise ConfigError(f"'streams.{stream}' in {path} is not a table; write [streams.{stream}]")
         found[stream] = {}

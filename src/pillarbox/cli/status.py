@@ -10,6 +10,7 @@ from pillarbox.cli.output import Column
 from pillarbox.cli.parser import command, commands
 from pillarbox.cli.session import open_store, operator, run, seconds
 from pillarbox.cli.settings import Settings
+from pillarbox.errors import ConfigError
 from pillarbox.event import Mode, Status
 from pillarbox.store import StreamStatus
 
@@ -127,6 +128,8 @@ def steer(chosen: Any) -> int:
 async def _steer(chosen: Any) -> int:
     settings = Settings.of(chosen)
     by = operator(chosen)
+    if not chosen.stream:
+        raise ConfigError("STREAM is empty; `pillarbox streams list` shows what there is")
     async with open_store(settings) as store:
         known = {each.stream: each for each in await store.streams()}
         if chosen.stream not in known and not getattr(chosen, "force", False):

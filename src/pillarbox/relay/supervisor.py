@@ -68,6 +68,7 @@ class Relay:
         self._streams = [(stream, self._publisher(stream), _rules(stream, keep)) for stream in streams]
         self._workers: dict[str, StreamWorker] = {}
         self._serves = {name: asyncio.Event() for name in names}
+        self._wrong: dict[str, ConfigError] = {}  # a drain would wait for these for ever
         self._services: list[Service] = []
         self._keep = (keep_published_seconds, keep_dead_seconds)
         self._intervals = (prune_seconds, watch_seconds)
@@ -181,9 +182,10 @@ class Relay:
                 await waiting
             waiting.cancel()
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+            # A second Ctrl-C ends it at once; a second SIGTERM asks for what is under way already.
+            loop.remove_signal_handler(signal.SIGINT)
             await self.stop()
+            loop.remove_signal_handler(signal.SIGTERM)
             gc.set_threshold(*before)
             gc.unfreeze()
 
@@ -191,6 +193,8 @@ class Relay:
         """Wait until no event is ready to be published; those that wait for a retry or an instant do not count."""
         for stream, _, _ in self._streams:
             await self._serves[stream.name].wait()
+            if stream.name in self._wrong:
+                raise self._wrong[stream.name]
             await self._workers[stream.name].drained()
 
     def _woken(self, stream: str) -> None:
@@ -219,6 +223,7 @@ class Relay:
                 kind = QueueWorker if stream.mode is Mode.QUEUE else OrderedWorker
                 worker = kind(self.store, stream, publisher, rules, self.name, self._grace)
                 self._workers[stream.name] = worker
+                self._wrong.pop(stream.name, None)
                 self._serves[stream.name].set()
                 if self._stopping.is_set():
                     return
@@ -272,6 +277,9 @@ class Relay:
                     exc_info=None if isinstance(error, PillarboxError) else error,
                     extra={"action": "restarting", "stream": name},
                 )
+                if isinstance(error, ConfigError):
+                    self._wrong[name] = error
+                    self._serves[name].set()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait)
             wait = min(longest, wait * 2)

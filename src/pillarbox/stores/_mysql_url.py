@@ -14,7 +14,9 @@ def connect_settings(url: str) -> dict[str, Any]:
     try:
         port = parts.port or 3306
     except ValueError:
-        raise ConfigError(f"the store URL has a port that is no number; write {_EXAMPLE}") from None
+        raise ConfigError(
+            f"the store URL has a port that is no number; write {_EXAMPLE}, each part percent-encoded"
+        ) from None
     database = unquote(parts.path.removeprefix("/"))
     if not database or "/" in database:
         raise ConfigError(f"the store URL names no database; write {_EXAMPLE}")

@@ -68,6 +68,7 @@ class SchemaPart:
         async with self._migrating() as tx:
             meta = await self._meta(tx)
             version = int(meta.get("schema_version", 0))
+            self._refuse_a_newer(version)
             self._shards = int(meta.get("shards", self._shards))
             for step in self.steps():
                 if step.number > version:
@@ -100,16 +101,23 @@ class SchemaPart:
             return {}
         return dict(await connection.fetch(self._sql["meta"]))
 
+    def _where(self) -> str:
+        return f"the outbox '{self._names.prefix}' in {self.description}"
+
+    def _refuse_a_newer(self, version: int) -> None:
+        if version > (newest := self.steps()[-1].number):
+            raise SchemaError(
+                f"{self._where()} has schema version {version}, this release knows only {newest}; "
+                "install a newer pillarbox"
+            )
+
     async def _check_schema(self) -> None:
         meta = await self._meta(self._db)
         version, newest = int(meta.get("schema_version", 0)), self.steps()[-1].number
-        where = f"the outbox '{self._names.prefix}' in {self.description}"
+        where = self._where()
         if version == 0:
             raise SchemaError(f"{where} has no tables yet; make them with `pillarbox init`, or `await store.migrate()`")
-        if version > newest:
-            raise SchemaError(
-                f"{where} has schema version {version}, this release knows only {newest}; install a newer pillarbox"
-            )
+        self._refuse_a_newer(version)
         if version < newest:
             raise OldSchema(
                 f"{where} has schema version {version}, not yet {newest}; "
