@@ -2,16 +2,19 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from pillarbox.event import Status
 from pillarbox.publisher import PublisherFeatures
 from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.store import Work
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
     SHARDS,
     STREAM,
+    WAIT,
     Gate,
     Outbox,
     by_key,
@@ -281,3 +284,26 @@ async def test_a_relay_that_runs_is_not_started_twice(sqlite: Outbox, store: Sql
     async with relay(sqlite(), stream(MemoryPublisher())) as running:
         with pytest.raises(ValueError, match="runs already"):
             await running.start()
+
+
+async def test_a_drain_outlives_a_worker_that_fails(
+    outbox: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, to = outbox(), MemoryPublisher()
+    poll, failed = own.poll, asyncio.Event()
+
+    async def fail_once(*arguments: Any) -> Work:
+        if draining.is_set() and not failed.is_set():
+            failed.set()
+            raise RuntimeError("a fault that nobody foresaw")
+        return await poll(*arguments)
+
+    draining = asyncio.Event()
+    monkeypatch.setattr(own, "poll", fail_once)
+    async with relay(own, stream(to)) as running:
+        await running.drain()
+        await store.add(numbered("key", 3))
+        draining.set()
+        await asyncio.wait_for(running.drain(), WAIT)
+        assert failed.is_set()
+        assert len(to.deliveries) == 3

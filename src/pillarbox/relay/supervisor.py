@@ -151,6 +151,8 @@ class Relay:
     async def stop(self) -> None:
         """Finish or give back what is held, then let go of everything. Safe to call twice."""
         self._stopping.set()
+        for serves in self._serves.values():
+            serves.set()  # a drain waits for no successor any more
         for worker in self._workers.values():
             worker.stop()
         for service in self._services:
@@ -192,10 +194,16 @@ class Relay:
     async def drain(self) -> None:
         """Wait until no event is ready to be published; those that wait for a retry or an instant do not count."""
         for stream, _, _ in self._streams:
-            await self._serves[stream.name].wait()
-            if stream.name in self._wrong:
-                raise self._wrong[stream.name]
-            await self._workers[stream.name].drained()
+            while not await self._drained(stream.name):
+                self._serves[stream.name].clear()  # until the successor of the worker that failed serves
+
+    async def _drained(self, stream: str) -> bool:
+        """False: its worker failed before it could tell."""
+        await self._serves[stream].wait()
+        if stream in self._wrong:
+            raise self._wrong[stream]
+        worker = self._workers.get(stream)
+        return self._stopping.is_set() or (worker is not None and await worker.drained())
 
     def _woken(self, stream: str) -> None:
         if stream in self._workers:

@@ -63,13 +63,14 @@ class StreamWorker(ABC):
         self._pace.worked()
         self._changed.set()
 
-    async def drained(self) -> None:
-        """Wait for a poll that begins after this call and finds nothing."""
+    async def drained(self) -> bool:
+        """Wait for a poll that begins after this call and finds nothing; False: this worker ended before it."""
         before = self._polls
-        while self._quiet_poll <= before:
+        while self._quiet_poll <= before and not self._stop.is_set():
             self.idle.clear()
             self.wake()
             await self.idle.wait()
+        return self._quiet_poll > before
 
     def stop(self) -> None:
         self._stop.set()
@@ -91,6 +92,7 @@ class StreamWorker(ABC):
                     await self._wait(patience.after(error))
         finally:
             self._stop.set()
+            self.idle.set()
             await self._finish()
             renewing.cancel()
             await asyncio.wait([renewing])
