@@ -105,3 +105,8 @@ def test_each_start_of_a_relay_has_a_name_of_its_own() -> None:
     one, other = (Relay(MemoryStore(), [stream()], name="relay") for _ in range(2))
     assert one.name != other.name
     assert one.name.startswith("relay-")
+
+
+def test_a_function_is_no_destination() -> None:
+    with pytest.raises(ConfigError, match=r"a function is no destination; .* Handlers"):
+        Stream("mail", to=lambda event: None)  # type: ignore[arg-type]

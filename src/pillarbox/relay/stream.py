@@ -57,6 +57,11 @@ class Stream:
                 raise ConfigError(f"stream '{self.name}': {setting} is {value!r}; use one of: {known}") from None
         if not self.name:
             raise ConfigError("a stream needs a name; the default one is 'default'")
+        if not isinstance(self.to, str) and not hasattr(self.to, "publish"):
+            raise ConfigError(
+                f"stream '{self.name}': a {type(self.to).__name__} is no destination; pass a URL or a publisher, "
+                "and register functions with Handlers"
+            )
         for setting, low, high in (
             ("slots", 1, 1024),
             ("concurrency", 1, 10_000),
