@@ -17,7 +17,7 @@ from uuid import UUID
 import pytest
 
 from pillarbox.conformance.events import make_event
-from pillarbox.errors import StoreDown
+from pillarbox.errors import StoreDown, StoreError
 from pillarbox.event import Event, Status, key_hash
 from pillarbox.publisher import PUBLISHED, Outcome, PublisherFeatures
 from pillarbox.publishers.memory import MemoryPublisher
@@ -307,3 +307,12 @@ def ledger_by_key(lines: Iterable[Line]) -> dict[str | None, list[int]]:
 
 def ledger_copies(lines: Iterable[Line]) -> int:
     return sum(count - 1 for count in Counter(line.id for line in lines).values())
+
+
+async def refused(store: SqlStore) -> str:
+    """What a relay says that cannot start: one sentence."""
+    with pytest.raises(StoreError) as caught:
+        await relay(store, stream(MemoryPublisher())).start()
+    await store.close()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

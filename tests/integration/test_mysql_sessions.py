@@ -32,6 +32,7 @@ from tests.integration.relays import (
     mysql_outbox,
     numbered,
     query,
+    refused,
     relay,
     settled,
     stream,
@@ -229,16 +230,9 @@ async def test_a_server_that_is_killed_under_load_loses_nothing(
     assert copies(to.deliveries) == 0, "what was published waits until it can be settled"
 
 
-async def refused(store: SqlStore) -> str:
-    with pytest.raises(StoreError) as caught:
-        await relay(store, stream(MemoryPublisher())).start()
-    await store.close()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 async def test_what_is_wrong_is_told_in_one_sentence(my: Outbox, store: SqlStore) -> None:
-    url = store._db._url  # type: ignore[attr-defined]
+    assert isinstance(store, MysqlStore)
+    url = store._database._url
     said = await refused(MysqlStore(url.replace("root@", "nobody:se%20cret@")))
     assert "user or password refused; correct the URL" in said
     assert "cret" not in said

@@ -30,6 +30,7 @@ from tests.integration.relays import (
     numbered,
     postgres_outbox,
     query,
+    refused,
     relay,
     settled,
     stream,
@@ -132,15 +133,6 @@ async def test_a_relay_that_waits_for_its_database_can_be_stopped(monkeypatch: p
     starting.cancel()
     await asyncio.wait([starting], timeout=5)
     assert starting.done()
-
-
-async def refused(store: SqlStore) -> str:
-    """The sentence with which a relay on this store refuses to start."""
-    with pytest.raises(StoreError) as caught:
-        await relay(store, stream(MemoryPublisher())).start()
-    await store.close()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 async def test_a_wrong_password_is_told_in_one_sentence(own_server: OwnServer) -> None:
