@@ -22,10 +22,12 @@ class Features:
 
     wake_up: it tells a sleeping relay of new events.
     concurrent_writers: a transaction may stay open while others commit.
+    transactions: several changes are made as one.
     """
 
     wake_up: bool = False
     concurrent_writers: bool = True
+    transactions: bool = True
 
 
 class Grant(NamedTuple):

@@ -13,6 +13,8 @@ STORES: Final = {
     "postgresql": "pillarbox.stores.postgres:PostgresStore",
     "mysql": "pillarbox.stores.mysql:MysqlStore",
     "mariadb": "pillarbox.stores.mysql:MysqlStore",
+    "mongodb": "pillarbox.stores.mongo:MongoStore",
+    "mongodb+srv": "pillarbox.stores.mongo:MongoStore",
     "sqlite": "pillarbox.stores.sqlite:SqliteStore",
     "memory": "pillarbox.stores.memory:MemoryStore",
 }
@@ -25,7 +27,8 @@ PUBLISHERS: Final = {
 
 def store_from_url(url: str, **options: Any) -> Store:
     """``postgresql://user@host/database``, ``mysql://user@host/database``, ``mariadb://user@host/database``,
-    ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``memory:``."""
+    ``mongodb://user@host/database?replicaSet=rs0``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``,
+    ``memory:``."""
     store: Store = store_class(url).from_url(url, **options)
     return store
 

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from pillarbox.ids import uuid7_floor
 from pillarbox.store import Grant
-from pillarbox.stores.postgres import _FIRST_ID, _LAST_ID
+from pillarbox.stores._id_walk import FIRST_ID, LAST_ID
 from pillarbox.stores.sql import SqlStore, Statement
 from pillarbox.stores.sql.ordered import fence
 from tests.integration.relays import STREAM, Outbox, key_of, mixed, query
@@ -158,8 +158,8 @@ async def test_a_settle_goes_by_the_primary_key(pg: Outbox, store: SqlStore, gra
 
 @pytest.mark.parametrize("bound", ["old", "last"])
 async def test_a_page_of_prune_goes_by_the_primary_key(pg: Outbox, store: SqlStore, grant: Grant, bound: str) -> None:
-    limit = uuid7_floor(4e9) if bound == "old" else _LAST_ID
-    plan = await explain(store, store._sql["prune_page_by_id"], keep=-3600.0, limit=BATCH, after=_FIRST_ID, bound=limit)
+    limit = uuid7_floor(4e9) if bound == "old" else LAST_ID
+    plan = await explain(store, store._sql["prune_page_by_id"], keep=-3600.0, limit=BATCH, after=FIRST_ID, bound=limit)
     assert "Seq Scan" not in plan.kinds
     assert plan.rows <= 2 * BATCH
 

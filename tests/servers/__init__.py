@@ -11,7 +11,7 @@ from .cache import cache_folder
 from .errors import MissingError, ServerError, StartError
 from .kafka import Kafka, KafkaCluster
 from .mariadb import MariaDB
-from .mongo import Mongo, MongoSet
+from .mongo import Mongo, MongoSet, MongoStandalone
 from .mysql import MySQL
 from .nats import Nats
 from .postgres import Postgres
@@ -27,6 +27,7 @@ REGISTRY: dict[str, type[Server]] = {
         MySQL,
         Mongo,
         MongoSet,
+        MongoStandalone,
         Kafka,
         KafkaCluster,
         Pulsar,
@@ -45,6 +46,7 @@ __all__ = [
     "MissingError",
     "Mongo",
     "MongoSet",
+    "MongoStandalone",
     "MySQL",
     "Nats",
     "Postgres",

@@ -17,6 +17,7 @@ from . import (
     MissingError,
     Mongo,
     MongoSet,
+    MongoStandalone,
     MySQL,
     Nats,
     Postgres,
@@ -152,6 +153,11 @@ def mysql(request: pytest.FixtureRequest) -> MySQL:
 @pytest.fixture(scope="session")
 def mongo(request: pytest.FixtureRequest) -> Mongo:
     return request.config.stash[SHARED].get(Mongo)
+
+
+@pytest.fixture(scope="session")
+def mongo_standalone(request: pytest.FixtureRequest) -> MongoStandalone:
+    return request.config.stash[SHARED].get(MongoStandalone)
 
 
 @pytest.fixture(scope="session")

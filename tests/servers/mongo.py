@@ -96,6 +96,15 @@ class Mongo(Server):
             return client.admin.command(command)
 
 
+class MongoStandalone(Mongo):
+    """A single server without transactions and change streams."""
+
+    name = "mongo_standalone"
+
+    def __init__(self, *, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings=settings, replica_set=False)
+
+
 class MongoSet(ServerSet):
     """Three nodes that elect a new primary within two seconds."""
 

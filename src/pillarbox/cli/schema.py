@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
     parser = command(commands, "init", init, "create the tables of an outbox")
     add_flags(parser, (STORE,), lambda setting: setting.name == "shards")
     parser = command(commands, "migrate", migrate, "bring the tables of an outbox to this release's version")
-    parser.add_argument("--print", action="store_true", dest="script", help="print the SQL; the database is not asked")
+    parser.add_argument("--print", action="store_true", dest="script", help="print the SQL, or what mongosh runs; no database is asked")
     parser.add_argument("--after", type=int, metavar="VERSION", help="with --print: what comes after this version")
     add_flags(parser, (STORE,), lambda setting: setting.name == "shards")
 
@@ -36,13 +36,13 @@ def _print(chosen: Any) -> int:
     store: Any = make_store(Settings.of(chosen))
     script = getattr(store, "script", None)
     if script is None:
-        raise ConfigError(f"{store.description} has no SQL to print; run `pillarbox migrate` without --print")
+        raise ConfigError(f"{store.description} has no script to print; run `pillarbox migrate` without --print")
     newest = store.steps()[-1].number
     if not 0 <= (chosen.after or 0) <= newest:
         raise ConfigError(f"--after is {chosen.after}; this release knows the versions 0 to {newest}")
     text: str = script(chosen.after or 0)
     if chosen.json:
-        output.print_json({"sql": text})
+        output.print_json({"script": text})
     else:
         print(text, end="")
     return 0

@@ -55,6 +55,10 @@ class StoreSetup:
         """
         raise NotImplementedError("give the class a fixture `connect` that makes stores")
 
+    def need_transactions(self) -> None:
+        if not self.features.transactions:
+            pytest.skip("features say that this store has no transactions")
+
     async def set_schema_version(self, store: Store, version: int) -> None:
         """Make the outbox look as if another release had migrated it."""
         raise NotImplementedError("write the version where the store keeps it")

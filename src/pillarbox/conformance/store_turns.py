@@ -93,6 +93,7 @@ class ReadTests(StoreSetup):
 
     @pytest.mark.asyncio
     async def test_a_late_commit_is_found(self, store: Store, other: Store) -> None:
+        self.need_transactions()
         if not self.features.concurrent_writers:
             pytest.skip("no transaction stays open while others commit")
         grant = await self.own(store)

@@ -192,6 +192,7 @@ class WritingTests(StoreSetup):
 
     @pytest.mark.asyncio
     async def test_a_rolled_back_transaction_leaves_nothing(self, store: Store, other: Store) -> None:
+        self.need_transactions()
         event = self.event()
         with pytest.raises(ZeroDivisionError):
             await self._add_and_break(store, event)
@@ -209,6 +210,7 @@ class WritingTests(StoreSetup):
 
     @pytest.mark.asyncio
     async def test_an_event_is_invisible_until_the_commit(self, store: Store, other: Store) -> None:
+        self.need_transactions()
         if other is store:
             pytest.skip("needs a second connection")
         grant = await self.own(store)
@@ -221,6 +223,7 @@ class WritingTests(StoreSetup):
 
     @pytest.mark.asyncio
     async def test_an_id_is_written_once(self, store: Store, other: Store) -> None:
+        self.need_transactions()
         event = self.event(payload=b"first")
         grant = await self.own(store)
         await store.add([event])
@@ -232,6 +235,7 @@ class WritingTests(StoreSetup):
 
     @pytest.mark.asyncio
     async def test_a_duplicate_takes_its_transaction_with_it(self, store: Store) -> None:
+        self.need_transactions()
         event, new = self.event(), self.event()
         grant = await self.own(store)
         await store.add([event])
@@ -257,6 +261,7 @@ class WritingTests(StoreSetup):
 
     @pytest.mark.asyncio
     async def test_a_cancelled_write_leaves_the_store_usable(self, store: Store, other: Store) -> None:
+        self.need_transactions()
         for steps in range(12):
             event = self.event()
             task = asyncio.create_task(store.add([event]))

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from pillarbox.errors import ConfigError
 from pillarbox.event import Event, Status
-from pillarbox.ids import uuid7_floor
 from pillarbox.store import Claim, Features, Grant, Page, Settlement, Work
+from pillarbox.stores._id_walk import IdWalk
 from pillarbox.stores._postgres_driver import PostgresDatabase, PostgresListener
 from pillarbox.stores._postgres_floor import Floors
 from pillarbox.stores.sql import Connection, Dialect, Names, SqlStore
@@ -19,9 +19,7 @@ from pillarbox.stores.sql.ordered import fence, lost
 from pillarbox.stores.sql.rows import ADDED
 from pillarbox.stores.sql.statements import EVENT_COLUMNS, POLL
 
-_DAY = 86_400.0
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::(\d*))?")
-_FIRST_ID, _LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 
 # All of a worker's leases at once: rows that a settle holds at this moment are passed over, so nothing can deadlock.
 _RENEW_ALL = """UPDATE {lease} AS l SET lease_until = {later:seconds} FROM (
@@ -243,20 +241,14 @@ class PostgresStore(SqlStore):
         )
 
     async def prune_published(self, keep_seconds: float, limit: int, after: UUID | None = None) -> Page:
-        # Ids of our own making are in order of time; ids that users gave may stand anywhere above.
-        now = (await self._db.fetch(self._sql["now"]))[0][0]
-        old, young = uuid7_floor(now - keep_seconds), uuid7_floor(now + _DAY)
-        start = after or _FIRST_ID
-        bound = old if start < old else _LAST_ID
-        found = await self._db.fetch(self._sql["prune_page_by_id"], keep=-keep_seconds, limit=limit, after=start)
-        rows = [row for row in found if row[0] < bound]
+        walk = IdWalk((await self._db.fetch(self._sql["now"]))[0][0], keep_seconds, after)
+        found = await self._db.fetch(self._sql["prune_page_by_id"], keep=-keep_seconds, limit=limit, after=walk.start)
+        rows = [row for row in found if row[0] < walk.bound]
         settled = [event_id for event_id, is_settled in rows if is_settled]
         deleted = 0
         if settled:
             deleted = await self._db.execute(self._sql["prune_by_id"], ids=settled, keep=-keep_seconds)
-        if len(rows) == limit:
-            return Page(deleted, rows[-1][0])
-        return Page(deleted, young if bound == old else None)
+        return Page(deleted, walk.next([row[0] for row in rows], limit))
 
     async def join(self, stream: str, worker: str, seconds: float) -> None:
         await super().join(stream, worker, seconds)

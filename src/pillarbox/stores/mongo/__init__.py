@@ -1,0 +1,106 @@
+"""The store on MongoDB, by PyMongo's own asynchronous client."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+from pillarbox.errors import ConfigError
+from pillarbox.event import Event
+from pillarbox.names import Names
+from pillarbox.store import Features
+from pillarbox.stores.mongo.database import MongoDatabase
+from pillarbox.stores.mongo.documents import to_document
+from pillarbox.stores.mongo.operations import OperationsPart
+from pillarbox.stores.mongo.wake import Watcher
+
+__all__ = ["MongoStore"]
+
+_EXAMPLE = "mongodb://user:password@host:27017/database?replicaSet=rs0"
+
+
+def _where(url: str) -> tuple[str, str]:
+    """The servers and the database; refuses a URL whose password would be taken for something else, and shown."""
+    parts = urlsplit(url)
+    database = unquote(parts.path.removeprefix("/"))
+    hosts = parts.netloc.rpartition("@")[2]
+    if "@" in parts.path + parts.fragment or ("@" in parts.query and "@" not in parts.netloc):
+        raise ConfigError(
+            f"the store URL has a password with unescaped characters; write {_EXAMPLE}, "
+            "in a password @ as %40, / as %2F, # as %23 and ? as %3F"
+        )
+    if not hosts or not database or "/" in database:
+        raise ConfigError(f"the store URL names no server or no database; write {_EXAMPLE}")
+    return f"{parts.scheme} {hosts}/{database}", database
+
+
+class MongoStore(OperationsPart):
+    """An outbox in MongoDB 6.0 or newer: in a replica set, of one node too, with all that the contract promises.
+
+    A standalone server has no transactions and no change streams: it works, and is told of in the log.
+    schema: another database than the URL's. wake_up: False polls only.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "outbox",
+        schema: str | None = None,
+        shards: int = 16,
+        wake_up: bool = True,
+    ) -> None:
+        where, database = _where(url)
+        names = Names(prefix, schema)
+        super().__init__(MongoDatabase(url, where, schema or database, names), names, shards=shards, description=where)
+        self._announced = set()
+        self._opened = 0
+        self._watcher = Watcher(self._db)
+        self._wake_up = wake_up
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """``mongodb://user@host:27017/database?replicaSet=rs0``"""
+        return cls(url, **options)
+
+    @property
+    def features(self) -> Features:
+        """Known once the store is open."""
+        return Features(wake_up=self._wake_up and self._db.replicated, transactions=self._db.replicated)
+
+    async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
+        """Safe to call several times: relays of one process can share a store. Each call needs a close."""
+        await self._db.open()
+        try:
+            await self._check_schema()
+        except BaseException:
+            if not self._opened:
+                await self._db.close()
+            raise
+        self._opened += 1
+        if on_wake is not None:
+            self._watcher.listen(on_wake)
+
+    async def close(self) -> None:
+        self._opened = max(0, self._opened - 1)
+        if not self._opened:
+            await self._watcher.stop()
+            await self._db.close()
+
+    async def doze(self, stream: str, worker: str, asleep: bool) -> None:
+        if self.features.wake_up:
+            await self._watcher.doze(stream, worker, asleep)
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        return self._db.transaction()
+
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
+        if not events:
+            return
+        documents = [to_document(event, self._shards) for event in events]
+        if tx is not None:
+            with self._db.errors():
+                await self._db.collection("event").insert_many(documents, session=tx)
+            return
+        async with self._db.transaction() as own:
+            await self._db.collection("event").insert_many(documents, session=own)

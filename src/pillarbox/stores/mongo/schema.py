@@ -2,17 +2,26 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pymongo import ASCENDING
 
 from pillarbox.names import Names
 from pillarbox.stores.mongo.documents import Document
 
-VERSION: Final = 1
 # The one document of the collection meta: {_id, version, shards}.
 META_ID: Final = "schema"
-STEP: Final = "0001_outbox"
+
+
+class Step(NamedTuple):
+    """What brings an outbox to a version."""
+
+    number: int
+    name: str
+
+
+STEPS: Final = (Step(1, "0001_outbox"),)
+VERSION: Final = STEPS[-1].number
 COLLECTIONS: Final = ("event", "stream", "worker", "lease", "blocked_key", "dead_letter", "audit", "key_lock")
 # An index holds only what its query looks for, so that a settle takes an event out of one and puts it into none.
 _INDEXES: Final[Mapping[str, Sequence[tuple[str, Sequence[str], Document]]]] = {
@@ -70,5 +79,7 @@ def script(database: str, names: Names, shards: int) -> str:
             key, rest = index["key"], {field: value for field, value in index.items() if field != "key"}
             lines.append(f"outbox.getCollection({own}).createIndex({json.dumps(key)}, {json.dumps(rest)});")
     document: dict[str, Any] = {"_id": META_ID, "version": VERSION, "shards": shards}
-    lines.append(f'outbox.getCollection({meta}).insertOne({json.dumps(document)}, {{writeConcern: {{w: "majority"}}}});')
+    lines.append(
+        f'outbox.getCollection({meta}).insertOne({json.dumps(document)}, {{writeConcern: {{w: "majority"}}}});'
+    )
     return "\n".join(lines) + "\n"

@@ -6,8 +6,9 @@ from typing import Any
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
 from pillarbox.store import PARKED, Aside, Failure, Grant, KeyRun, Settlement, Work
+from pillarbox.stores._errors import keepable
 from pillarbox.stores.sql.database import Connection
-from pillarbox.stores.sql.rows import ADDED, ID, PAYLOAD, cut, error_line, event_from_row, events_from_rows, keepable
+from pillarbox.stores.sql.rows import ADDED, ID, PAYLOAD, cut, error_line, event_from_row, events_from_rows
 from pillarbox.stores.sql.schema import SchemaPart
 from pillarbox.stores.sql.statements import POLL, POLL_SHARD, Statement
 

@@ -6,10 +6,9 @@ from uuid import UUID
 
 from pillarbox.event import Status
 from pillarbox.store import Claim, Rescued, Settlement
+from pillarbox.stores._errors import CRASHED
 from pillarbox.stores.sql.ordered import OrderedPart
 from pillarbox.stores.sql.rows import ADDED, error_line
-
-_CRASHED = "its worker died, or held it for too long"
 
 
 class QueuePart(OrderedPart):
@@ -62,9 +61,9 @@ class QueuePart(OrderedPart):
                 # Only a crash while it was worked alone is this event's own: else the attempt is given back.
                 charged = attempts if suspect else attempts - 1
                 over = suspect and charged >= (own_limit or max_attempts)
-                line = error_line(_CRASHED, charged)
+                line = error_line(CRASHED, charged)
                 (dead if over else retried).append(
-                    {"id": event_id, "attempts": charged, "error": _CRASHED, "line": line}
+                    {"id": event_id, "attempts": charged, "error": CRASHED, "line": line}
                 )
             if retried:
                 await tx.execute_many(self._sql["rescue"], retried)

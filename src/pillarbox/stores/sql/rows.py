@@ -7,6 +7,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from pillarbox.event import NO_HEADERS, Event, Status, key_hash
+from pillarbox.stores._errors import error_entry
 
 # The places of cells in EVENT_COLUMNS; what a statement adds comes after them.
 ID, PAYLOAD, CREATED_AT, OCCURRED_AT, HEADERS = 0, 10, 14, 17, 18
@@ -99,15 +100,9 @@ def write_row(event: Event) -> dict[str, Any]:
     }
 
 
-def keepable(error: str) -> str:
-    """An error's text without what no database keeps: NUL and lone surrogates."""
-    return error.encode("utf-8", "replace").decode().replace("\0", "?")
-
-
 def error_line(error: str, attempts: int) -> str:
     """One entry of an event's error history."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return json.dumps({"at": now, "attempts": attempts, "error": error}, ensure_ascii=False)
+    return json.dumps(error_entry(error, attempts), ensure_ascii=False)
 
 
 def error_history(text: str | None) -> list[Mapping[str, Any]]:

@@ -1,0 +1,17 @@
+"""The errors of an event, as stores keep them."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+
+def keepable(error: str) -> str:
+    """An error's text without what no database keeps: NUL and lone surrogates."""
+    return error.encode("utf-8", "replace").decode().replace("\0", "?")
+
+
+def error_entry(error: str, attempts: int) -> dict[str, Any]:
+    """One entry of an event's error history."""
+    return {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "attempts": attempts, "error": error}
+
+
+CRASHED = "its worker died, or held it for too long"

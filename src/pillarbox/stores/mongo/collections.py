@@ -1,0 +1,141 @@
+"""What every part of the store shares: its collections, its schema, and words for the server's own clock."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pymongo.errors import DuplicateKeyError, OperationFailure
+
+from pillarbox.errors import ConfigError, OldSchema, SchemaError
+from pillarbox.event import Status
+from pillarbox.names import Names
+from pillarbox.stores.mongo import schema
+from pillarbox.stores.mongo.database import MongoDatabase
+from pillarbox.stores.mongo.documents import EPOCH, MAX_ERRORS, Document
+
+WAITING: Final = ["pending", "failed", "held"]
+_NAMESPACE_EXISTS: Final = 48
+
+
+def later(seconds: float) -> Document:
+    """The server's now plus so many seconds, in a pipeline."""
+    return {"$add": ["$$NOW", int(seconds * 1000)]}
+
+
+def later_or_never(seconds: float | None) -> Any:
+    return "$$REMOVE" if seconds is None else later(seconds)
+
+
+def past(field: str, seconds: float = 0.0) -> Document:
+    """A condition: the instant is there, and was reached so many seconds ago."""
+    return {field: {"$gt": EPOCH}, "$expr": {"$lte": [f"${field}", later(-seconds)]}}
+
+
+def literal(value: Any) -> Document:
+    """A value in a pipeline, where a text that begins with $ would be a field."""
+    return {"$literal": value}
+
+
+def history(entry: Mapping[str, Any]) -> Document:
+    """The errors with one more: the oldest are worth most, so that a long history stops growing at its end."""
+    errors = {"$ifNull": ["$errors", []]}
+    longer = {"$concatArrays": [errors, [literal(entry)]]}
+    return {"$cond": [{"$gte": [{"$size": errors}, MAX_ERRORS]}, errors, longer]}
+
+
+class CollectionsPart:
+    """The part of a store on MongoDB that knows its collections and their version."""
+
+    def __init__(self, database: MongoDatabase, names: Names, *, shards: int, description: str) -> None:
+        if not 1 <= shards <= 1024:
+            raise ConfigError(f"shards {shards} is out of range; use 1 to 1024 (16 serves most)")
+        self._db = database
+        self._names = names
+        self._shards = shards  # of a new outbox; one that exists brings its own
+        self._description = description
+
+    @property
+    def description(self) -> str:
+        """Where the outbox is, without secrets."""
+        return self._description
+
+    @property
+    def shards(self) -> int:
+        return self._shards
+
+    def steps(self) -> Sequence[schema.Step]:
+        """Every step of a migration, in order."""
+        return schema.STEPS
+
+    def script(self, after: int = 0) -> str:
+        """The steps above this version as a script for ``mongosh``."""
+        return schema.script(self._db.database, self._names, self._shards) if after < schema.VERSION else ""
+
+    async def migrate(self) -> Sequence[str]:
+        """Bring the collections to this release's version; the names of the steps that were run.
+
+        Everything in it can be done twice, also by two at once; the one that changes the version has run it.
+        """
+        await self._db.open()
+        meta = self._db.collection("meta")
+        with self._db.errors():
+            try:
+                await meta.insert_one({"_id": schema.META_ID, "version": 0, "shards": self._shards})
+            except DuplicateKeyError:
+                self._refuse_a_newer(await self._version())
+            version = await self._version()
+            if version == schema.VERSION:
+                return []
+            await asyncio.gather(*map(self._create, schema.COLLECTIONS))
+            change = {"$set": {"version": schema.VERSION}}
+            changed = await meta.update_one({"_id": schema.META_ID, "version": version}, change)
+        run = [step.name for step in schema.STEPS if step.number > version]
+        return run if changed.modified_count else []
+
+    async def _create(self, name: str) -> None:
+        options = {"validator": schema.validator(self._shards)} if name == "event" else {}
+        own = schema.collection(self._names, name)
+        try:
+            await self._db.opened.command({"create": own, **options})
+        except OperationFailure as error:
+            if error.code != _NAMESPACE_EXISTS:
+                raise
+        if indexes := schema.indexes(name):
+            await self._db.opened.command("createIndexes", own, indexes=list(indexes))
+
+    async def _version(self) -> int:
+        """The version of what is there, 0 if there is nothing; its number of shards becomes this store's."""
+        with self._db.errors():
+            found = await self._db.collection("meta").find_one({"_id": schema.META_ID})
+        if found is None:
+            return 0
+        self._shards = found["shards"]
+        return int(found["version"])
+
+    def _where(self) -> str:
+        return f"the outbox '{self._names.prefix}' in {self.description}"
+
+    def _refuse_a_newer(self, version: int) -> None:
+        if version > schema.VERSION:
+            raise SchemaError(
+                f"{self._where()} has schema version {version}, this release knows only {schema.VERSION}; "
+                "install a newer pillarbox"
+            )
+
+    async def _check_schema(self) -> None:
+        version = await self._version()
+        where = self._where()
+        if version <= 0:
+            raise SchemaError(
+                f"{where} has no collections yet; make them with `pillarbox init`, or `await store.migrate()`"
+            )
+        self._refuse_a_newer(version)
+        if version < schema.VERSION:
+            raise OldSchema(
+                f"{where} has schema version {version}, not yet {schema.VERSION}; "
+                "run `pillarbox migrate`, or `await store.migrate()`"
+            )
+
+
+def status_of(document: Mapping[str, Any]) -> Status:
+    return Status(document["status"])

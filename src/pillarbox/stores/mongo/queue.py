@@ -1,0 +1,178 @@
+"""Queue streams on MongoDB: events that are leased one by one."""
+
+from collections.abc import Collection as Several
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from bson import ObjectId
+from pymongo import DeleteOne, UpdateOne
+from pymongo.errors import ConnectionFailure
+
+from pillarbox.event import Status
+from pillarbox.store import Claim, Failure, Rescued, Settlement
+from pillarbox.stores._errors import CRASHED, error_entry, keepable
+from pillarbox.stores.mongo.collections import history, later, later_or_never, literal, past
+from pillarbox.stores.mongo.database import Session
+from pillarbox.stores.mongo.documents import Document, to_event
+from pillarbox.stores.mongo.ordered import OrderedPart
+
+_LEASE = ("lease_owner", "lease_until", "claim")
+_PUBLISHED: Final[Document] = {
+    "$set": {"status": "published"},
+    "$currentDate": {"published_at": True},
+    "$unset": dict.fromkeys((*_LEASE, "suspect"), ""),
+}
+# A suspect stays one: it has not yet been worked alone to the end.
+_REFUNDED: Final[list[Document]] = [
+    {
+        "$set": {
+            "status": {"$cond": [{"$eq": ["$suspect", True]}, "failed", "pending"]},
+            "next_attempt_at": {"$cond": [{"$eq": ["$suspect", True]}, "$$NOW", "$$REMOVE"]},
+            "attempts": {"$subtract": ["$attempts", 1]},
+        }
+    },
+    {"$unset": list(_LEASE)},
+]
+
+
+class QueuePart(OrderedPart):
+    """The part of a store on MongoDB that serves queue streams."""
+
+    async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
+        if limit <= 0:
+            return []
+        events = self._db.collection("event")
+        if shard is None:
+            ready: Document = {"status": "failed", "suspect": True, **past("next_attempt_at")}
+            sort, limit = "next_attempt_at", 1
+            where = {"stream": stream, **ready}
+        else:
+            ready, sort = {"status": "pending"}, "seq"
+            where = {"stream": stream, "shard": shard, **ready}
+        # Whoever comes first has an event; which of them those were, only this mark tells.
+        mark = ObjectId()
+        change = {
+            "status": "processing",
+            "attempts": {"$add": ["$attempts", 1]},
+            "next_attempt_at": "$$REMOVE",
+            "lease_owner": literal(worker),
+            "lease_token": {"$add": [{"$ifNull": ["$lease_token", 0]}, 1]},
+            "lease_until": later(seconds),
+            "processing_started_at": "$$NOW",
+            "claim": mark,
+        }
+        async with self._db.session() as session:
+            cursor = events.find(where, {"_id": 1}, sort=[(sort, 1)], limit=limit, session=session)
+            ids = [document["_id"] async for document in cursor]
+            if not ids:
+                return []
+            mine = {"_id": {"$in": ids}, **ready}
+            try:
+                await events.update_many(mine, [{"$set": change}], session=session)
+            except ConnectionFailure:
+                # The driver does not repeat it by itself; what the first one did is not done again.
+                await events.update_many(mine, [{"$set": change}], session=session)
+            claimed = await events.find({"_id": {"$in": ids}, "claim": mark}, session=session).to_list()
+        claims = [Claim(to_event(each, Status.PROCESSING), each["lease_token"]) for each in claimed]
+        return sorted(claims, key=lambda claim: claim.event.seq)
+
+    async def renew_claims(self, claims: Sequence[Claim], seconds: float) -> Several[UUID]:
+        events = self._db.collection("event")
+        change = [{"$set": {"lease_until": later(seconds)}}]
+        held = []
+        with self._db.errors():
+            for claim in claims:
+                done = await events.update_one(_held(claim.event.id, claim.token), change)
+                if done.matched_count:
+                    held.append(claim.event.id)
+        return held
+
+    async def settle_claims(self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
+        async def work(session: Session | None) -> int:
+            return await self._settle_claims(claims, settlement, refund, session)
+
+        return await self._db.transact(work) if claims else 0
+
+    async def _settle_claims(
+        self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID], session: Session | None
+    ) -> int:
+        events = self._db.collection("event")
+        wanted = {claim.event.id: claim.token for claim in claims}
+        leased = {"_id": {"$in": list(wanted)}, "status": "processing"}
+        found = events.find(leased, {"lease_token": 1}, session=session)
+        tokens = {document["_id"]: document["lease_token"] async for document in found}
+        mine = {event_id: token for event_id, token in tokens.items() if wanted[event_id] == token}
+        # By its token once more: where there are no transactions it is all that keeps a rescue apart.
+        held = {event_id: _held(event_id, token) for event_id, token in mine.items()}
+        changes: list[UpdateOne | DeleteOne] = []
+        for event in settlement.published:
+            if event.id in held:
+                where = held[event.id]
+                changes.append(UpdateOne(where, _PUBLISHED) if settlement.keep_published else DeleteOne(where))
+        mine_failed = [failure for failure in settlement.failed if failure.event.id in held]
+        changes += [UpdateOne(held[failure.event.id], _failed(failure)) for failure in mine_failed]
+        changes += [UpdateOne(held[event_id], _REFUNDED) for event_id in refund if event_id in held]
+        if changes:
+            await events.bulk_write(changes, session=session)
+        await self._bury([failure for failure in settlement.dead if failure.event.id in held], session)
+        return len(wanted) - len(mine)
+
+    async def rescue(self, stream: str, stuck_seconds: float, max_attempts: int, limit: int) -> Rescued:
+        async def work(session: Session | None) -> Rescued:
+            return await self._rescue(stream, stuck_seconds, max_attempts, limit, session)
+
+        return await self._db.transact(work)
+
+    async def _rescue(
+        self, stream: str, stuck_seconds: float, max_attempts: int, limit: int, session: Session | None
+    ) -> Rescued:
+        events = self._db.collection("event")
+        over = [past("lease_until"), past("processing_started_at", stuck_seconds)]
+        where = {"stream": stream, "status": "processing", "$or": over}
+        fields = {"attempts": 1, "max_attempts": 1, "suspect": 1, "lease_token": 1}
+        changes: list[UpdateOne] = []
+        dead: dict[Any, tuple[int, str]] = {}
+        async for stuck in events.find(
+            where, fields, sort=[("lease_until", 1)], limit=limit, hint="leased", session=session
+        ):
+            # Only a crash while it was worked alone is this event's own: else the attempt is given back.
+            suspect = stuck.get("suspect", False)
+            charged = stuck["attempts"] if suspect else stuck["attempts"] - 1
+            if suspect and charged >= (stuck.get("max_attempts") or max_attempts):
+                dead[stuck["_id"]] = (charged, CRASHED)
+                continue
+            change = {
+                "status": "failed",
+                "attempts": charged,
+                "suspect": True,
+                "next_attempt_at": "$$NOW",
+                "lease_token": {"$add": ["$lease_token", 1]},
+                "last_error": CRASHED,
+                "last_error_at": "$$NOW",
+                "errors": history(error_entry(CRASHED, charged)),
+            }
+            held = _held(stuck["_id"], stuck["lease_token"])
+            changes.append(UpdateOne(held, [{"$set": change}, {"$unset": list(_LEASE)}]))
+        if changes:
+            await events.bulk_write(changes, session=session)
+        if dead:
+            await self._bury_rows(dead, session)
+        return Rescued(len(changes), len(dead))
+
+
+def _held(event_id: UUID, token: int) -> Document:
+    return {"_id": event_id, "status": "processing", "lease_token": token}
+
+
+def _failed(failure: Failure) -> list[Document]:
+    error = keepable(failure.error)
+    change = {
+        "status": "failed",
+        "attempts": failure.attempts,
+        "next_attempt_at": later_or_never(failure.delay),
+        "last_error": literal(error),
+        "last_error_at": "$$NOW",
+        "errors": history(error_entry(error, failure.attempts)),
+    }
+    return [{"$set": change}, {"$unset": [*_LEASE, "suspect"]}]

@@ -1,0 +1,77 @@
+"""Wake-up by change stream: opened while a worker sleeps, so that it costs nothing under load."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from pillarbox.errors import PillarboxError
+from pillarbox.stores.mongo.database import MongoDatabase
+
+log = logging.getLogger("pillarbox.stores.mongo")
+
+_RETRY_SECONDS = 2.0
+_INSERTS = [{"$match": {"operationType": "insert"}}, {"$project": {"stream": "$fullDocument.stream"}}]
+
+
+class Watcher:
+    """One change stream for all the sleeping workers of a store. Polling is the truth: what it misses is found later.
+
+    The driver resumes it after a lost connection or an election; where the position is no longer in the oplog, or
+    anything else goes wrong, it is opened anew and every sleeper looks once.
+    """
+
+    def __init__(self, database: MongoDatabase) -> None:
+        self._db = database
+        self._on_wake: list[Callable[[str], None]] = []
+        self._sleepers: set[tuple[str, str]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def listen(self, on_wake: Callable[[str], None]) -> None:
+        if on_wake not in self._on_wake:
+            self._on_wake.append(on_wake)
+
+    async def doze(self, stream: str, worker: str, asleep: bool) -> None:
+        """Once this returns, an event that is added wakes the sleeper, unless the server cannot be reached."""
+        if not asleep:
+            self._sleepers.discard((stream, worker))
+            if not self._sleepers:
+                await self.stop()
+            return
+        self._sleepers.add((stream, worker))
+        if self._task is None and self._on_wake:
+            opened = asyncio.Event()
+            self._task = asyncio.create_task(self._watch(opened), name="pillarbox-watch")
+            await opened.wait()
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _watch(self, opened: asyncio.Event) -> None:
+        while True:
+            try:
+                await self._watch_once(opened)
+            except PillarboxError as error:
+                log.info("the change stream is opened again: %s", error, extra={"action": "watch_again"})
+            except Exception:
+                log.exception("the change stream failed and is opened again", extra={"action": "watch_again"})
+            opened.set()
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _watch_once(self, opened: asyncio.Event) -> None:
+        with self._db.errors():
+            async with await self._db.collection("event").watch(_INSERTS) as changes:
+                opened.set()
+                # It may have been away: whatever came meanwhile is found by looking once.
+                for stream in {stream for stream, _ in self._sleepers}:
+                    self._wake(stream)
+                async for change in changes:
+                    self._wake(change["stream"])
+
+    def _wake(self, stream: str) -> None:
+        for on_wake in self._on_wake:
+            with suppress(Exception):
+                on_wake(stream)

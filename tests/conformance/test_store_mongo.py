@@ -1,0 +1,11 @@
+import pytest
+
+from pillarbox.conformance import Connect
+from tests.conformance.mongo_store import MongoStoreContract, connect_to
+from tests.servers import Mongo
+
+
+class TestMongo(MongoStoreContract):
+    @pytest.fixture
+    def connect(self, mongo: Mongo) -> Connect:
+        return connect_to(mongo.url)

@@ -1,0 +1,11 @@
+import pytest
+
+from pillarbox.conformance import Connect
+from tests.conformance.mongo_store import MongoStoreContract, connect_to
+from tests.servers import MongoSet
+
+
+class TestMongoSet(MongoStoreContract):
+    @pytest.fixture
+    def connect(self, mongo_set: MongoSet) -> Connect:
+        return connect_to(mongo_set.url)

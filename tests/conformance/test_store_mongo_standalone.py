@@ -1,0 +1,14 @@
+import pytest
+
+from pillarbox.conformance import Connect
+from pillarbox.store import Features
+from tests.conformance.mongo_store import MongoStoreContract, connect_to
+from tests.servers import MongoStandalone
+
+
+class TestMongoStandalone(MongoStoreContract):
+    features = Features(transactions=False)
+
+    @pytest.fixture
+    def connect(self, mongo_standalone: MongoStandalone) -> Connect:
+        return connect_to(mongo_standalone.url)
