@@ -15,7 +15,9 @@ def add(commands: Any) -> None:
     parser = command(commands, "init", init, "create the tables of an outbox")
     add_flags(parser, (STORE,), lambda setting: setting.name == "shards")
     parser = command(commands, "migrate", migrate, "bring the tables of an outbox to this release's version")
-    parser.add_argument("--print", action="store_true", dest="script", help="print the SQL, or what mongosh runs; no database is asked")
+    parser.add_argument(
+        "--print", action="store_true", dest="script", help="print it as a script; no database is asked"
+    )
     parser.add_argument("--after", type=int, metavar="VERSION", help="with --print: what comes after this version")
     add_flags(parser, (STORE,), lambda setting: setting.name == "shards")
 

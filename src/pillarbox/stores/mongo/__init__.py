@@ -9,9 +9,10 @@ from pillarbox.errors import ConfigError
 from pillarbox.event import Event
 from pillarbox.names import Names
 from pillarbox.store import Features
-from pillarbox.stores.mongo.database import MongoDatabase
+from pillarbox.stores.mongo.database import MongoDatabase, Session
 from pillarbox.stores.mongo.documents import to_document
 from pillarbox.stores.mongo.operations import OperationsPart
+from pillarbox.stores.mongo.settling import SettlingSessions
 from pillarbox.stores.mongo.wake import Watcher
 
 __all__ = ["MongoStore"]
@@ -55,6 +56,7 @@ class MongoStore(OperationsPart):
         super().__init__(MongoDatabase(url, where, schema or database, names), names, shards=shards, description=where)
         self._announced = set()
         self._opened = 0
+        self._settling = SettlingSessions(self._db)
         self._watcher = Watcher(self._db)
         self._wake_up = wake_up
 
@@ -85,6 +87,7 @@ class MongoStore(OperationsPart):
         self._opened = max(0, self._opened - 1)
         if not self._opened:
             await self._watcher.stop()
+            await self._settling.close()
             await self._db.close()
 
     async def doze(self, stream: str, worker: str, asleep: bool) -> None:
@@ -102,5 +105,8 @@ class MongoStore(OperationsPart):
             with self._db.errors():
                 await self._db.collection("event").insert_many(documents, session=tx)
             return
-        async with self._db.transaction() as own:
-            await self._db.collection("event").insert_many(documents, session=own)
+
+        async def work(session: Session | None) -> None:
+            await self._db.collection("event").insert_many(documents, session=session)
+
+        await self._db.transact(work)

@@ -48,6 +48,7 @@ _CONNECT_SECONDS: Final = 10.0
 _COMMAND_SECONDS: Final = 30.0
 CODEC: Final[CodecOptions[Document]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD, tz_aware=True)
 _MAJORITY: Final = WriteConcern("majority")
+_STEADY: Final = (ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)  # of a transaction
 _DUPLICATE: Final = 11000
 _AUTHENTICATION: Final = (18, 8000)
 _UNAUTHORIZED: Final = 13
@@ -149,13 +150,21 @@ class MongoDatabase:
     async def session(self) -> AsyncIterator[Session]:
         """What is read and written in it comes after all that this store has seen."""
         with self.errors():
-            async with self.opened.client.start_session(causal_consistency=True) as session:
-                if self._seen is not None:
-                    session.advance_operation_time(self._seen)
-                try:
+            async with self.new_session() as session:
+                with self._after_what_was_seen(session):
                     yield session
-                finally:
-                    self._saw(session)
+
+    def new_session(self) -> Session:
+        return self.opened.client.start_session(causal_consistency=True)
+
+    @contextmanager
+    def _after_what_was_seen(self, session: Session) -> Iterator[None]:
+        if self._seen is not None:
+            session.advance_operation_time(self._seen)
+        try:
+            yield
+        finally:
+            self._saw(session)
 
     def _saw(self, session: Session) -> None:
         seen = session.operation_time
@@ -169,18 +178,23 @@ class MongoDatabase:
             with self.errors():
                 yield None
             return
-        steady = ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY
-        async with self.session() as session, await session.start_transaction(*steady):
+        async with self.session() as session, await session.start_transaction(*_STEADY):
             yield session
 
-    async def transact(self, work: Callable[[Session | None], Awaitable[T]]) -> T:
+    async def transact(self, work: Callable[[Session | None], Awaitable[T]], session: Session | None = None) -> T:
         """Run it in a transaction, again when another one was in the way; where there are none, step by step."""
         if not self.replicated:
             with self.errors():
                 return await work(None)
-        async with self.session() as session:
-            with pymongo.timeout(_COMMAND_SECONDS):
-                return await session.with_transaction(work, ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)
+        if session is None:
+            async with self.session() as own:
+                return await self._transact(work, own)
+        with self.errors(), self._after_what_was_seen(session):
+            return await self._transact(work, session)
+
+    async def _transact(self, work: Callable[[Session | None], Awaitable[T]], session: Session) -> T:
+        with pymongo.timeout(_COMMAND_SECONDS):
+            return await _to_its_end(session.with_transaction(work, *_STEADY))
 
     async def clock(self) -> datetime:
         with self.errors():
@@ -230,6 +244,16 @@ class MongoDatabase:
         if code in _SCHEMA:
             return SchemaError(f"{self.name}: {words}; make the collections with `pillarbox init`")
         return StoreError(f"{self.name}: {words}")
+
+
+async def _to_its_end(work: Awaitable[T]) -> T:
+    """A transaction that is called back half-way would stay open on the server, or commit nobody knows when."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _code(error: PyMongoError) -> int | None:

@@ -24,6 +24,7 @@ from pillarbox.stores.mongo.collections import (
 )
 from pillarbox.stores.mongo.database import CODEC, Session
 from pillarbox.stores.mongo.documents import Document, to_dead_letter, to_event
+from pillarbox.stores.mongo.settling import SettlingSessions
 
 _LONG_AGO_SECONDS: Final = 86_400.0
 # So many of the oldest events tell which shards have work; only behind more than these a shard can be hidden.
@@ -45,6 +46,7 @@ class OrderedPart(CollectionsPart):
     """The part of a store on MongoDB that serves ordered streams."""
 
     _announced: set[str]
+    _settling: SettlingSessions
     _event_bytes: float = _USUAL_BYTES  # of late, with all that is in a document
 
     async def join(self, stream: str, worker: str, seconds: float) -> None:
@@ -90,6 +92,8 @@ class OrderedPart(CollectionsPart):
             for lease in free:
                 if len(grants) == limit:
                     break
+                if lease["owner"] is not None:
+                    await self._settling.end_left_open(lease)
                 seen = {"stream": stream, "shard": lease["shard"], "token": lease["token"], **_FREE}
                 taken = await leases.find_one_and_update(
                     seen, [{"$set": change}], return_document=ReturnDocument.AFTER, session=session
@@ -105,7 +109,10 @@ class OrderedPart(CollectionsPart):
 
     async def give(self, grants: Sequence[Grant]) -> None:
         for grant in grants:
-            await self._change_lease(grant, [{"$set": {"owner": None}}, {"$unset": ["lease_until", "suspect"]}])
+            await self._change_lease(
+                grant, [{"$set": {"owner": None}}, {"$unset": ["lease_until", "suspect", "session"]}]
+            )
+        await self._settling.drop(grants)
 
     async def suspect(self, grant: Grant, event: Event | None) -> None:
         change: list[Document] = [{"$unset": "suspect"}] if event is None else [{"$set": {"suspect": event.id}}]
@@ -261,7 +268,11 @@ class OrderedPart(CollectionsPart):
                 raise lost(grant)
             return await self._settle(grant, settlement, session)
 
-        return await self._db.transact(work)
+        try:
+            return await self._settling.transact(grant, fence(grant), work)
+        except LeaseLost:
+            await self._settling.drop([grant])
+            raise
 
     async def _settle(self, grant: Grant, settlement: Settlement, session: Session | None) -> Several[str]:
         place = {"stream": grant.stream, "shard": grant.shard}

@@ -1,7 +1,7 @@
 """Queue streams on MongoDB: events that are leased one by one."""
 
 from collections.abc import Collection as Several
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -89,34 +89,35 @@ class QueuePart(OrderedPart):
         return held
 
     async def settle_claims(self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
-        async def work(session: Session | None) -> int:
-            return await self._settle_claims(claims, settlement, refund, session)
-
-        return await self._db.transact(work) if claims else 0
-
-    async def _settle_claims(
-        self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID], session: Session | None
-    ) -> int:
-        events = self._db.collection("event")
-        wanted = {claim.event.id: claim.token for claim in claims}
-        leased = {"_id": {"$in": list(wanted)}, "status": "processing"}
-        found = events.find(leased, {"lease_token": 1}, session=session)
-        tokens = {document["_id"]: document["lease_token"] async for document in found}
-        mine = {event_id: token for event_id, token in tokens.items() if wanted[event_id] == token}
-        # By its token once more: where there are no transactions it is all that keeps a rescue apart.
-        held = {event_id: _held(event_id, token) for event_id, token in mine.items()}
+        """Each event by itself, by its token: only a death changes two documents at once."""
+        held = {claim.event.id: _held(claim.event.id, claim.token) for claim in claims}
         changes: list[UpdateOne | DeleteOne] = []
         for event in settlement.published:
-            if event.id in held:
-                where = held[event.id]
-                changes.append(UpdateOne(where, _PUBLISHED) if settlement.keep_published else DeleteOne(where))
-        mine_failed = [failure for failure in settlement.failed if failure.event.id in held]
-        changes += [UpdateOne(held[failure.event.id], _failed(failure)) for failure in mine_failed]
-        changes += [UpdateOne(held[event_id], _REFUNDED) for event_id in refund if event_id in held]
+            where = held[event.id]
+            changes.append(UpdateOne(where, _PUBLISHED) if settlement.keep_published else DeleteOne(where))
+        changes += [UpdateOne(held[failure.event.id], _failed(failure)) for failure in settlement.failed]
+        changes += [UpdateOne(held[event_id], _REFUNDED) for event_id in refund]
+        settled = 0
         if changes:
-            await events.bulk_write(changes, session=session)
-        await self._bury([failure for failure in settlement.dead if failure.event.id in held], session)
-        return len(wanted) - len(mine)
+            async with self._db.session() as session:
+                done = await self._db.collection("event").bulk_write(changes, ordered=False, session=session)
+            settled = done.matched_count + done.deleted_count
+        if settlement.dead:
+
+            async def work(session: Session | None) -> int:
+                return await self._bury_claims(settlement.dead, held, session)
+
+            settled += await self._db.transact(work)
+        return len(changes) + len(settlement.dead) - settled
+
+    async def _bury_claims(
+        self, failures: Sequence[Failure], held: Mapping[UUID, Document], session: Session | None
+    ) -> int:
+        mine = {"$or": [held[failure.event.id] for failure in failures]}
+        found = self._db.collection("event").find(mine, {"_id": 1}, session=session)
+        ids = {document["_id"] async for document in found}
+        await self._bury([failure for failure in failures if failure.event.id in ids], session)
+        return len(ids)
 
     async def rescue(self, stream: str, stuck_seconds: float, max_attempts: int, limit: int) -> Rescued:
         async def work(session: Session | None) -> Rescued:

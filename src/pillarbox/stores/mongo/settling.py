@@ -1,0 +1,77 @@
+"""The sessions in which shards are settled."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pymongo.errors import PyMongoError
+
+from pillarbox.store import Grant
+from pillarbox.stores.mongo.database import CODEC, MongoDatabase, Session
+from pillarbox.stores.mongo.documents import Document
+
+log = logging.getLogger("pillarbox.stores.mongo")
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Settling:
+    session: Session
+    one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class SettlingSessions:
+    """One session for each shard that is owned; its id stands in the lease.
+
+    A transaction does not end with the connection of a worker that was killed: the server keeps it for a minute, and
+    with it the document of the lease, which a take-over has to change. Whoever takes over ends it by this id.
+    """
+
+    def __init__(self, database: MongoDatabase) -> None:
+        self._db = database
+        self._open: dict[Grant, _Settling] = {}
+
+    async def transact(self, grant: Grant, fence: Document, work: Callable[[Session | None], Awaitable[T]]) -> T:
+        """Run it in a transaction of the grant's own session."""
+        if not self._db.replicated:
+            return await self._db.transact(work)
+        if grant not in self._open:
+            session = self._db.new_session()
+            name = {"$set": {"session": session.session_id["id"]}}
+            self._open[grant] = _Settling(session)
+            with self._db.errors():
+                await self._db.collection("lease").update_one(fence, name)
+        settling = self._open[grant]
+        async with settling.one_at_a_time:
+            return await self._db.transact(work, settling.session)
+
+    async def end_left_open(self, lease: Document) -> None:
+        """End what the last owner of an expired lease left open."""
+        session = lease.get("session")
+        if session is None or not self._db.replicated:
+            return
+        try:
+            await self._db.opened.client.admin.command("killSessions", [{"id": session}], codec_options=CODEC)
+        except PyMongoError as error:
+            log.warning(
+                "shard %d of stream '%s': a transaction that its last owner may have left open could not be ended "
+                "(%s); the take-over can wait for it for a minute",
+                lease["shard"],
+                lease["stream"],
+                type(error).__name__,
+                extra={"action": "left_open", "stream": lease["stream"], "shard": lease["shard"]},
+            )
+
+    async def drop(self, grants: Any) -> None:
+        for grant in grants:
+            settling = self._open.pop(grant, None)
+            if settling is not None:
+                with suppress(PyMongoError):
+                    await settling.session.end_session()
+
+    async def close(self) -> None:
+        await self.drop(list(self._open))
