@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from pillarbox.errors import CheckFailed, ConfigError
 from pillarbox.event import Event
+from pillarbox.ids import uuid7
 from pillarbox.threads import Thread
 
 log = logging.getLogger(__name__)
@@ -209,14 +210,14 @@ class _Examiner:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._began = time.time_ns() // 1_000_000
+        self._began = uuid7()  # lower than all that this process will make, whatever its clock does
 
     def __call__(self, event: Any) -> Event:
         if not isinstance(event, Event):
             raise CheckFailed(
                 f"check '{self.name}' yielded a {type(event).__name__}; yield events made by outbox.event"
             )
-        if event.id.version == 7 and self._is_fresh(event.id.int >> 80, event):
+        if self._is_fresh(event):
             raise CheckFailed(
                 f"check '{self.name}' yielded an event of type '{event.type}' with a new id, so that each run would "
                 "emit a copy; give it an id that stays the same: "
@@ -224,11 +225,11 @@ class _Examiner:
             )
         return event
 
-    def _is_fresh(self, milliseconds: int, event: Event) -> bool:
+    def _is_fresh(self, event: Event) -> bool:
         # Made in this run, and with the event: an id that the application keeps with its data, and that is younger
         # than this run because the run is long, is older than the event that is made of it.
-        made = event.created_at.timestamp() * 1000
-        return milliseconds >= self._began and milliseconds >= made - _FRESH_MILLISECONDS
+        id_at, event_at = event.id.int >> 80, event.created_at.timestamp() * 1000
+        return event.id.version == 7 and event.id > self._began and id_at >= event_at - _FRESH_MILLISECONDS
 
 
 def _is_async(function: Any) -> bool:

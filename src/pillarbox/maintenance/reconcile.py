@@ -182,11 +182,12 @@ def _tell(done: Reconciled) -> None:
     if not done.found:
         return
     # Those that were published or are dead stay as they are until somebody looks.
-    level = logging.WARNING if done.published or done.dead or done.more else logging.INFO
+    level = logging.WARNING if done.published or done.dead else logging.INFO
     log.log(
         level,
-        "check '%s': %d missing events were emitted, %d are waiting, %d were published without effect, %d are dead%s",
+        "check '%s' found %d without effect: %d emitted, %d waiting, %d published already, %d dead%s",
         done.check,
+        done.found,
         done.emitted,
         done.waiting,
         done.published,
