@@ -333,7 +333,8 @@ async def test_a_stop_gives_up_a_check_that_hangs(
         finally:
             closed.set()
 
-    hanging = check(find_async if is_async else find, interval_seconds=0.01)
+    kept = find()  # held here, so that no garbage collection closes it
+    hanging = check(find_async if is_async else lambda: kept, interval_seconds=0.01)
     async with asyncio.timeout(WAIT):
         async with relay(sqlite(), stream(MemoryPublisher()), checks=[hanging], grace_seconds=0.05):
             await began.wait()
