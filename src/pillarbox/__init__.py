@@ -2,6 +2,8 @@
 
 from pillarbox.errors import InvalidEvent, PillarboxError, Reject
 from pillarbox.event import Event, Mode, Status
+from pillarbox.ids import stable_id
+from pillarbox.maintenance.check import Check
 from pillarbox.outbox import Outbox
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.relay import Exponential, Fixed, Linear, OnDead, Relay, Stream
@@ -9,6 +11,7 @@ from pillarbox.relay import Exponential, Fixed, Linear, OnDead, Relay, Stream
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Check",
     "Event",
     "Exponential",
     "Fixed",
@@ -23,4 +26,5 @@ __all__ = [
     "Relay",
     "Status",
     "Stream",
+    "stable_id",
 ]

@@ -52,5 +52,9 @@ class DestinationDown(PillarboxError):
     """The destination cannot be reached now: its circuit opens, and no event is charged an attempt."""
 
 
+class CheckFailed(PillarboxError):
+    """A check of the reconciler raised, or found what cannot be emitted."""
+
+
 class Reject(PillarboxError):
     """Raised by a handler for an event that can never succeed: it dies at once, without another attempt."""

@@ -1,9 +1,18 @@
-"""UUIDv7, the identity of an event: ordered by time, so that a primary key grows at its end."""
+"""The identity of an event: UUIDv7, ordered by time, so that a primary key grows at its end; or one made from names."""
 
+import json
 import os
 import threading
 import time
-from uuid import UUID
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Final
+from uuid import UUID, uuid5
+
+from pillarbox.errors import InvalidEvent
+
+# Never to be changed, nor the form of what is hashed: ids that were written yesterday have to come out again.
+_NAMESPACE: Final = UUID("b334476d-dfc9-4866-b2c6-2c845a210ed2")
 
 _lock = threading.Lock()
 _last = 0
@@ -26,3 +35,30 @@ def uuid7() -> UUID:
 def uuid7_floor(unix_seconds: float) -> UUID:
     """The lowest UUIDv7 of that instant: every id made by :func:`uuid7` before it is lower."""
     return UUID(int=max(0, int(unix_seconds * 1000)) << 80 | 7 << 76 | 0b10 << 62)
+
+
+def stable_id(*parts: object) -> UUID:
+    """The same id for the same parts, in every process and release: ``stable_id("page", page_id, revision_id)``.
+
+    parts: what identifies the event; text, numbers, ids, instants, enumerations, and whatever else has a text form of
+    its own. It is the text that counts: 7 and "7" are the same. Begin with a word that no other kind of event uses.
+    """
+    if not parts:
+        raise InvalidEvent('stable_id was given nothing; name what identifies the event: stable_id("page", page_id)')
+    return uuid5(_NAMESPACE, json.dumps([_text(part) for part in parts]))
+
+
+def _text(part: object) -> str:
+    if isinstance(part, Enum):
+        part = part.value
+    if isinstance(part, datetime) and part.utcoffset() is not None:
+        part = part.astimezone(UTC)
+    if part is None:
+        # Most often a primary key that the database has yet to give: all such events would be taken for one.
+        raise InvalidEvent("a part of stable_id is None; pass a value, and flush first if the database gives it")
+    kind = type(part)
+    if (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__) or isinstance(part, type):
+        raise InvalidEvent(f"a part of stable_id is a {kind.__name__}, which has no text of its own; pass its id")
+    if isinstance(part, bytes | bytearray | memoryview | list | tuple | dict | set | frozenset):
+        raise InvalidEvent(f"a part of stable_id is a {kind.__name__}; pass text, numbers and ids, each as a part")
+    return str(part)

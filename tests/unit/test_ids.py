@@ -1,6 +1,8 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum
 from uuid import RFC_4122, UUID
 
 import pytest
@@ -8,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pillarbox import ids
-from pillarbox.ids import uuid7, uuid7_floor
+from pillarbox.errors import InvalidEvent
+from pillarbox.ids import stable_id, uuid7, uuid7_floor
 
 
 def milliseconds(value: UUID) -> int:
@@ -88,3 +91,55 @@ def test_the_floor_is_below_its_instant_and_above_all_before(millisecond: int, n
 def test_the_floor_of_long_ago_is_the_lowest(seconds: float) -> None:
     assert uuid7_floor(seconds) <= uuid7()
     assert uuid7_floor(seconds).version == 7
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Record:
+    """As an ORM has them: no text of its own."""
+
+
+def test_a_stable_id_is_the_same_in_every_release() -> None:
+    made = stable_id("page", 7, UUID(int=1), "é\udcff")
+    assert str(made) == "6e2ea87c-b299-5fb7-ab1b-22bef26fbb6d"
+    assert (made.version, made.variant) == (5, RFC_4122)
+
+
+@given(st.lists(st.text(), min_size=1), st.lists(st.text(), min_size=1))
+def test_other_parts_are_another_id(one: list[str], two: list[str]) -> None:
+    assert (stable_id(*one) == stable_id(*two)) == (one == two)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (["a", "bc"], ["ab", "c"]),
+        (["a", "b"], ["a,b"]),
+        (["a", "b"], ['a", "b']),
+        (["a"], ["a", ""]),
+        ([1, 2], [12]),
+    ],
+)
+def test_parts_do_not_run_together(one: list[object], two: list[object]) -> None:
+    assert stable_id(*one) != stable_id(*two)
+
+
+def test_the_text_of_a_part_counts() -> None:
+    assert stable_id("page", 7) == stable_id("page", "7")
+    assert stable_id(Colour.RED) == stable_id("red")
+    assert stable_id(UUID(int=7)) == stable_id(str(UUID(int=7)))
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    assert stable_id(noon) == stable_id(noon.astimezone(timezone(timedelta(hours=2))))
+
+
+@pytest.mark.parametrize("part", [None, object(), Record(), Record, b"7", ["a"], ("a",), {"a": 1}, {1}])
+def test_what_has_no_stable_text_is_refused(part: object) -> None:
+    with pytest.raises(InvalidEvent, match="a part of stable_id is"):
+        stable_id("page", part)
+
+
+def test_nothing_identifies_nothing() -> None:
+    with pytest.raises(InvalidEvent, match="was given nothing"):
+        stable_id()

@@ -17,6 +17,7 @@ from pillarbox.cli import (
     logs,
     maintenance,
     output,
+    reconcile,
     relay,
     schema,
     secrets,
@@ -50,6 +51,7 @@ def build() -> Parser:
     events.add(group)
     dead.add(group)
     maintenance.add(group)
+    reconcile.add(group)
     audit.add(group)
     completion.add(group, build)
     return parser

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from pillarbox.errors import ConfigError, StoreDown
@@ -16,6 +18,7 @@ class Service(ABC):
 
     name: str
     first_seconds = 0.0  # after the start
+    about: Mapping[str, str] = MappingProxyType({})  # which one of several of its name, as fields of a log
 
     def __init__(self, interval_seconds: float) -> None:
         if interval_seconds <= 0:
@@ -33,10 +36,18 @@ class Service(ABC):
             try:
                 await self.run_once()
             except StoreDown as error:
-                log.warning("%s: %s; trying again later", self.name, error, extra={"action": f"{self.name}_failed"})
+                log.warning("%s: %s; trying again later", self._title, error, extra=self._failed)
             except Exception:
-                log.exception("%s failed; trying again later", self.name, extra={"action": f"{self.name}_failed"})
+                log.exception("%s failed; trying again later", self._title, extra=self._failed)
             await self._wait(self.interval_seconds)
+
+    @property
+    def _title(self) -> str:
+        return " ".join([self.name, *(f"'{value}'" for value in self.about.values())])
+
+    @property
+    def _failed(self) -> dict[str, str]:
+        return {"action": f"{self.name}_failed", **self.about}
 
     async def _wait(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -12,7 +12,7 @@ from pillarbox.event import Event
 from pillarbox.publisher import UNTRIED, Outcome, PublisherFeatures, Result, outage, rejected, retry
 from pillarbox.publishers._calls import Handler, call_async, call_plain, checked_timeout, make_handler
 from pillarbox.publishers._keys import runs_by_key
-from pillarbox.publishers._threads import Threads
+from pillarbox.threads import Threads
 
 logger = logging.getLogger(__name__)
 

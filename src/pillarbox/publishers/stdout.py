@@ -17,7 +17,7 @@ from pillarbox.errors import ConfigError, DestinationDown
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, PublisherFeatures, outage
 from pillarbox.publishers._json_lines import json_line
-from pillarbox.publishers._threads import Thread
+from pillarbox.threads import Thread
 
 logger = logging.getLogger(__name__)
 

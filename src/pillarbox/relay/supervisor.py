@@ -13,7 +13,9 @@ from typing import Any, Self
 
 from pillarbox.errors import ConfigError, DestinationDown, PillarboxError, StoreDown
 from pillarbox.event import Mode
+from pillarbox.maintenance.check import Check
 from pillarbox.maintenance.prune import DAY_SECONDS, Prune
+from pillarbox.maintenance.reconcile import Reconcile
 from pillarbox.maintenance.rescue import Rescue
 from pillarbox.maintenance.service import Service
 from pillarbox.maintenance.watch import Watch
@@ -38,6 +40,7 @@ class Relay:
 
     store: a store, or its URL. keep_published_seconds: 0 deletes an event as soon as it is published.
     grace_seconds: how long a stop waits for what is under way before it takes it back.
+    checks: what the reconciler looks for; it has to see what was published, so keep_published_seconds is above 0 then.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Relay:
         prune_seconds: float = 3600.0,
         watch_seconds: float = 60.0,
         grace_seconds: float = 20.0,
+        checks: Sequence[Check] = (),
     ) -> None:
         if not streams:
             raise ConfigError(
@@ -60,11 +64,12 @@ class Relay:
         twice = next((stream for stream in names if names.count(stream) > 1), None)
         if twice is not None:
             raise ConfigError(f"stream '{twice}' is named twice; give each stream of a relay a name of its own")
+        keep = keep_published_seconds > 0
+        self.checks = _checked(checks, keep)
         self.store = store_from_url(store) if isinstance(store, str) else store
         # Unique to this start of this process: a restarted worker must not be taken for the one that died.
         self.name = f"{name or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._grace = grace_seconds
-        keep = keep_published_seconds > 0
         self._streams = [(stream, self._publisher(stream), _rules(stream, keep)) for stream in streams]
         self._workers: dict[str, StreamWorker] = {}
         self._serves = {name: asyncio.Event() for name in names}
@@ -95,7 +100,8 @@ class Relay:
             for stream, _, _ in self._streams
             if stream.mode is Mode.QUEUE
         ]
-        return [prune, Watch(self.store, interval_seconds=watch_seconds), *rescues]
+        reconciles = [Reconcile(self.store, check, grace_seconds=self._grace) for check in self.checks]
+        return [prune, Watch(self.store, interval_seconds=watch_seconds), *rescues, *reconciles]
 
     @staticmethod
     def _publisher(stream: Stream) -> Publisher:
@@ -295,3 +301,20 @@ class Relay:
 
 def _rules(stream: Stream, keep_published: bool) -> Rules:
     return Rules(stream.retry, stream.max_attempts, OnDead(stream.on_dead), keep_published)
+
+
+def _checked(checks: Sequence[Any], keep_published: bool) -> Sequence[Check]:
+    names = set()
+    for check in checks:
+        if not isinstance(check, Check):
+            kind = type(check).__name__
+            raise ConfigError(f'checks holds a {kind}; for example checks=[Check("pages", pages_without_snapshot)]')
+        if check.name in names:
+            raise ConfigError(f"check '{check.name}' is named twice; give each check of a relay a name of its own")
+        names.add(check.name)
+    if checks and not keep_published:
+        raise ConfigError(
+            "checks need to see what was published, and keep_published_seconds is 0; "
+            "keep it for longer than it takes until an event has its effect, for example 3600"
+        )
+    return tuple(checks)

@@ -9,8 +9,8 @@ from pillarbox.envelope import Envelope, HeaderBuilder, envelope_named
 from pillarbox.errors import ConfigError, DestinationDown, MissingExtra
 from pillarbox.event import Event
 from pillarbox.publisher import UNTRIED, Outcome, PublisherFeatures, outage
-from pillarbox.publishers._threads import Thread
 from pillarbox.publishers.kafka.settings import check_properties, parse_url
+from pillarbox.threads import Thread
 
 try:
     from pillarbox.publishers.kafka.client import Client, Link
