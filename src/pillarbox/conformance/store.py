@@ -69,6 +69,7 @@ class StoreContract(
 
     @pytest.mark.asyncio
     async def test_every_event_is_published_once_and_in_order(self, store: Store, other: Store) -> None:
+        self.need_transactions()
         keys = [self.key(shard % SHARDS) for shard in range(_KEYS)]
         for start in range(0, _EVENTS, 50):
             await store.add([self.event(key=keys[place % _KEYS]) for place in range(start, start + 50)])

@@ -87,7 +87,7 @@ class MongoStore(OperationsPart):
         self._opened = max(0, self._opened - 1)
         if not self._opened:
             await self._watcher.stop()
-            await self._settling.close()
+            self._settling.close()
             await self._db.close()
 
     async def doze(self, stream: str, worker: str, asleep: bool) -> None:

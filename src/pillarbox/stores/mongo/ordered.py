@@ -85,6 +85,7 @@ class OrderedPart(CollectionsPart):
             "owner": literal(worker),
             "token": {"$add": ["$token", 1]},
             "lease_until": later(seconds),
+            "session": "$$REMOVE",
         }
         async with self._db.session() as session:
             leases = self._db.collection("lease")
@@ -112,7 +113,7 @@ class OrderedPart(CollectionsPart):
             await self._change_lease(
                 grant, [{"$set": {"owner": None}}, {"$unset": ["lease_until", "suspect", "session"]}]
             )
-        await self._settling.drop(grants)
+        self._settling.drop(grants)
 
     async def suspect(self, grant: Grant, event: Event | None) -> None:
         change: list[Document] = [{"$unset": "suspect"}] if event is None else [{"$set": {"suspect": event.id}}]
@@ -271,7 +272,7 @@ class OrderedPart(CollectionsPart):
         try:
             return await self._settling.transact(grant, fence(grant), work)
         except LeaseLost:
-            await self._settling.drop([grant])
+            self._settling.drop([grant])
             raise
 
     async def _settle(self, grant: Grant, settlement: Settlement, session: Session | None) -> Several[str]:

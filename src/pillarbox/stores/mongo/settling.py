@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pymongo.errors import PyMongoError
 
@@ -66,12 +65,11 @@ class SettlingSessions:
                 extra={"action": "left_open", "stream": lease["stream"], "shard": lease["shard"]},
             )
 
-    async def drop(self, grants: Any) -> None:
+    def drop(self, grants: Iterable[Grant]) -> None:
+        """Forgotten rather than ended, which would hand it to the next that wants one: a take-over that comes late
+        would interrupt somebody else's work."""
         for grant in grants:
-            settling = self._open.pop(grant, None)
-            if settling is not None:
-                with suppress(PyMongoError):
-                    await settling.session.end_session()
+            self._open.pop(grant, None)
 
-    async def close(self) -> None:
-        await self.drop(list(self._open))
+    def close(self) -> None:
+        self._open.clear()
