@@ -35,9 +35,8 @@ class Floor:
         producers = [
             BareProducer(self.settings["servers"], self.settings["topic"]) for _ in range(self.settings["slots"])
         ]
-        async with AsyncMongoClient[dict[str, Any]](
-            self.settings["url"], uuidRepresentation="standard", tz_aware=True
-        ) as client:
+        # Ids stay bytes, which is faster than the driver's own conversion.
+        async with AsyncMongoClient[dict[str, Any]](self.settings["url"], tz_aware=True) as client:
             prefix = self.settings["prefix"]
             database = client.get_default_database(write_concern=_MAJORITY, read_concern=ReadConcern("majority"))
             self.client, self.events, self.leases = client, database[f"{prefix}_event"], database[f"{prefix}_lease"]
@@ -60,7 +59,11 @@ class Floor:
                 continue
             if await self.leases.find_one(fence, {"_id": 1}) is None:
                 raise RuntimeError("the lease is lost")
-            sent = [(row["_id"], row["key"], row["created_at"], row["payload"]) for row in rows]
+            names = [row["_id"].hex() for row in rows]
+            sent = [
+                (f"{i[:8]}-{i[8:12]}-{i[12:16]}-{i[16:20]}-{i[20:]}", row["key"], row["created_at"], row["payload"])
+                for i, row in zip(names, rows, strict=True)
+            ]
             await loop.run_in_executor(self.threads, producer.send, sent)
             await self._settle(fence, [row["_id"] for row in rows])
             self.clock.settle(len(rows))
