@@ -36,6 +36,7 @@ _Steps: TypeAlias = Generator[Any, Any, T]
 WITHOUT_TRANSACTIONS: Final = True  # this writer knows Outbox(transactions=False)
 _CODEC: Final[CodecOptions[Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
 _DUPLICATE_KEY: Final = 11000
+_BY_ID: Final = {"_id": 1}
 _INVALID_DOCUMENT: Final = 121
 _OUT_OF_TIME: Final = 50
 _IDS_IN_A_QUESTION: Final = 1000
@@ -300,7 +301,9 @@ def _insert(place: _Place, batch: Batch, added: Sequence[tuple[Event, RawBSONDoc
         refused = (failure.details["writeErrors"] or [{"code": None}])[0]
         if refused["code"] == _INVALID_DOCUMENT:
             raise _other_shards(place)
-        if refused["code"] != _DUPLICATE_KEY or failure.details["writeConcernErrors"]:
+        # Not of another unique index, which the application may have added.
+        is_duplicate = refused["code"] == _DUPLICATE_KEY and refused.get("keyPattern", _BY_ID) == _BY_ID
+        if not is_duplicate or failure.details["writeConcernErrors"]:
             raise _without_documents(failure)
         if not batch.ignore_duplicates or place.in_transaction:
             raise duplicate(batch._replace(events=[added[refused["index"]][0]]))
