@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +17,7 @@ from pillarbox.stores.mongo.documents import to_dead_letter, to_event
 from pillarbox.stores.sql import SqlStore
 from pillarbox.urls import store_from_url
 from tests.mongo_outbox import MongoOutbox
+from tests.servers import Mongo
 from tests.writers.drivers import DRIVERS, Driver, PyMongo, done
 
 _numbers = itertools.count(1)
@@ -174,3 +175,21 @@ async def shop(driver: Driver) -> AsyncIterator[Shop]:
         with suppress(Exception):
             await driver.close()
     await shop.close()
+
+
+@pytest.fixture
+def made(mongo: Mongo) -> Iterator[MongoOutbox]:
+    made = MongoOutbox(mongo.url)
+    made.database.create_collection(f"{made.prefix}_order")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def outbox(made: MongoOutbox) -> Outbox:
+    return Outbox(prefix=made.prefix)
+
+
+@pytest.fixture
+def loose(made: MongoOutbox) -> Outbox:
+    return Outbox(prefix=made.prefix, transactions=False)
