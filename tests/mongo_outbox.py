@@ -1,9 +1,11 @@
 """An outbox on MongoDB as its tests need it: made, and read raw."""
 
+import asyncio
 import itertools
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -14,7 +16,8 @@ from pymongo.database import Database
 from pymongo.monitoring import CommandListener, CommandStartedEvent
 
 from pillarbox.names import Names
-from pillarbox.stores.mongo.schema import COLLECTIONS, META_ID, VERSION, collection, indexes, validator
+from pillarbox.stores.mongo import MongoStore
+from pillarbox.stores.mongo.schema import COLLECTIONS, collection
 
 SHARDS = 16
 _numbers = itertools.count(1)
@@ -60,12 +63,14 @@ class MongoOutbox:
         return self.names.prefix
 
     def make(self, shards: int) -> None:
-        for name in COLLECTIONS:
-            options: dict[str, Any] = {"validator": validator(shards)} if name == "event" else {}
-            made = self.database.create_collection(collection(self.names, name), **options)
-            for index in indexes(name):
-                made.create_index([(field, ASCENDING) for field in index.pop("key")], **index)
-        self["meta"].insert_one({"_id": META_ID, "version": VERSION, "shards": shards})
+        async def migrate() -> None:
+            store = MongoStore(self.url, prefix=self.prefix, shards=shards)
+            await store.migrate()
+            await store.close()
+
+        # In a thread: the test may have an event loop of its own.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, migrate()).result()
 
     def drop(self) -> None:
         for name in (*COLLECTIONS, "meta"):

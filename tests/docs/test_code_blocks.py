@@ -3,7 +3,7 @@
 The rule: the Python blocks of a page run in order in one process, as if they were one file, and then each function that
 is named ``test_...``. A block may await, as in ``python -m asyncio``. ``postgresql://localhost/shop``,
 ``mysql://localhost/shop``, also with a driver of SQLAlchemy's or as keyword arguments, and ``mongodb://localhost/shop``
-stand for a new database on the real server; that on MongoDB has an outbox already.
+stand for a new database on the real server.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import pymysql
 import pytest
 
 from pillarbox.cli.settings import SETTINGS, Settings
-from tests.mongo_outbox import MongoOutbox
+from tests.mongo_outbox import database_url
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -124,9 +124,8 @@ def on_mysql(code: Sequence[str], url: str) -> list[str]:
 
 
 def on_mongo(code: Sequence[str], url: str) -> list[str]:
-    made = MongoOutbox(url, prefix="outbox", database=f"docs_{os.getpid()}_{next(_numbers)}")
-    made.close()
-    return [MONGO.sub(made.url, each) for each in code]
+    own = database_url(url, f"docs_{os.getpid()}_{next(_numbers)}")
+    return [MONGO.sub(own, each) for each in code]
 
 
 NEEDS = {page: needs(page) for page in PAGES if python(page)}
