@@ -268,4 +268,6 @@ def _brief(error: PyMongoError) -> str:
     """The first words: a driver adds the state of every server, or the whole answer."""
     details = getattr(error, "details", None)
     text = str(details.get("errmsg") or error) if isinstance(details, dict) else str(error)
-    return text.split(", Timeout:")[0].split(", full error")[0][:200]
+    for end in (", Timeout:", ", full error", " (configured timeouts"):
+        text = text.split(end)[0]
+    return text[:200]
