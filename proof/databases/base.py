@@ -1,0 +1,119 @@
+"""What a run asks of a database."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from pillarbox.store import Store
+from pillarbox.urls import store_from_url
+from proof.history import Change, Final, Witness
+from tests.servers import Server
+
+
+class Written(NamedTuple):
+    """An event of a business transaction, to be added."""
+
+    key: str
+    fate: str
+    size: int
+
+
+class Writer(ABC):
+    """One client of the application; every call is one business transaction."""
+
+    @abstractmethod
+    def transact(self, wanted: Sequence[Written], *, commit: bool, hold_seconds: float) -> tuple[str, list[str]]:
+        """How its client saw it end (ok, failed, rolled_back or unknown), and the ids of its events."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Database(ABC):
+    """A server, the business tables in it and an outbox whose changes the database logs by itself."""
+
+    name: ClassVar[str]
+    can_restart: ClassVar[bool] = True
+
+    def __init__(self, folder: Path, url: str | None = None) -> None:
+        """With the URL of one that runs already it is for a client, and starts no server."""
+        self.folder = folder
+        self._url = url
+
+    @property
+    @abstractmethod
+    def server(self) -> Server | None: ...
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """For stores and writers."""
+
+    @abstractmethod
+    def through(self, port: int) -> str:
+        """The same through a proxy."""
+
+    @abstractmethod
+    def prepare(self, keys: Sequence[str]) -> None:
+        """Make the outbox, the business tables and the log."""
+
+    @abstractmethod
+    def writer(self) -> Writer: ...
+
+    @abstractmethod
+    def cut_sessions(self) -> None:
+        """End every connection of a relay or a writer."""
+
+    @abstractmethod
+    def sample(self) -> tuple[int, float, int]:
+        """Waiting events, the age of the oldest in seconds, connections to the server."""
+
+    @abstractmethod
+    def witness(self) -> Iterable[Witness]: ...
+
+    @abstractmethod
+    def changes(self) -> Iterable[Change]: ...
+
+    @abstractmethod
+    def final(self) -> Final: ...
+
+    @abstractmethod
+    def version(self) -> str: ...
+
+    def crash(self) -> None:
+        """The server is gone without a word, until ``come_back``."""
+        if self.server is not None:
+            self.server.kill()
+
+    def come_back(self) -> None:
+        if self.server is not None:
+            self.server.start()
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+
+    def ask(self, work: Any) -> Any:
+        """Let ``work(store)`` run on a store of its own, as an operator would."""
+
+        async def run() -> Any:
+            store: Store = store_from_url(self.url)
+            await store.open()
+            try:
+                return await work(store)
+            finally:
+                await store.close()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(lambda: asyncio.run(run())).result()
+
+    def migrate(self) -> None:
+        async def run() -> None:
+            store: Store = store_from_url(self.url)
+            await store.migrate()
+            await store.close()
+
+        asyncio.run(run())

@@ -1,0 +1,255 @@
+"""One relay of a run, in a process of its own: the real one, with a trace around its store and its destination.
+
+It is told what to serve by JSON, and by lines on standard input at which point to kill itself. The points are here and
+not in the library, where nothing can switch them on.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from pillarbox import Event, Handlers, Reject
+from pillarbox.errors import LeaseLost
+from pillarbox.publisher import Outcome, Publisher, PublisherFeatures
+from pillarbox.publishers.kafka import KafkaPublisher
+from pillarbox.relay import Fixed, Relay, Stream
+from pillarbox.store import Grant, KeyRun, Page, Settlement, Store
+from pillarbox.urls import store_from_url
+from proof.history import Delivery, Log, Trace
+from proof.planted import plant
+
+STREAM: Final = "proof"
+POINTS: Final = ("read", "before_send", "sent", "confirmed", "settling", "renewing", "taking", "pruning")
+_SOON_SECONDS: Final = 0.02
+
+
+def fingerprint(key: str | None, payload: bytes, mark: str) -> str:
+    """What a delivery must have in common with its witness: key, payload and a header."""
+    return hashlib.sha256(f"{key}\0{mark}\0".encode() + payload).hexdigest()
+
+
+@dataclass(slots=True)
+class Orders:
+    """What a worker is told."""
+
+    name: str
+    folder: str
+    store: str
+    broker: dict[str, Any]
+    lease_seconds: float = 3.0
+    max_attempts: int = 3
+    on_dead: str = "skip"
+    slots: int = 4
+    batch: int = 500
+    planted: str | None = None
+
+
+class Points:
+    """Where this process ends itself, once it is told to."""
+
+    def __init__(self) -> None:
+        self._armed: str | None = None
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self._armed = line.strip() or None
+
+    def at(self, point: str) -> None:
+        if self._armed == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, point: str) -> None:
+        """Somewhere in the call that begins now."""
+        if self._armed == point:
+            delay = random.uniform(0.0, _SOON_SECONDS)
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+class TracedStore:
+    """A store that writes down who read, settled, took and lost what."""
+
+    def __init__(self, store: Store, log: Log, worker: str, points: Points) -> None:
+        self._store = store
+        self._log = log
+        self._worker = worker
+        self._points = points
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def _note(self, kind: str, grant: Grant, ids: Sequence[str] = ()) -> None:
+        self._log.write(
+            Trace(time.monotonic(), self._worker, kind, grant.stream, grant.shard, grant.token, ids)
+        )
+
+    async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
+        self._points.around("taking")
+        grants = await self._store.take(stream, worker, limit, seconds)
+        for grant in grants:
+            self._note("take", grant)
+        return grants
+
+    async def give(self, grants: Sequence[Grant]) -> None:
+        for grant in grants:
+            self._note("give", grant)
+        await self._store.give(grants)
+
+    async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
+        self._points.around("renewing")
+        held = await self._store.renew(grants, seconds)
+        for grant in grants:
+            self._note("renew" if grant in held else "lost", grant)
+        return held
+
+    async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        self._note("read_begin", grant)
+        events = await self._store.read(grant, limit, max_bytes)
+        if events:
+            self._note("read", grant, _ids(events))
+            self._points.at("read")
+        return events
+
+    async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        self._note("read_begin", grant)
+        run = await self._store.read_due(grant, limit, max_bytes)
+        if run is not None and run.events:
+            self._note("read", grant, _ids(run.events))
+        return run
+
+    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
+        failures = [failure.event for failure in (*settlement.failed, *settlement.dead)]
+        ids = _ids([*settlement.published, *failures, *settlement.held])
+        self._note("settle", grant, ids)
+        self._points.around("settling")
+        try:
+            aside = await self._store.settle(grant, settlement)
+        except LeaseLost:
+            self._note("refused", grant, ids)
+            raise
+        self._note("settled", grant, ids)
+        return aside
+
+    async def prune_published(self, keep_seconds: float, limit: int, after: Any = None) -> Page:
+        self._points.around("pruning")
+        return await self._store.prune_published(keep_seconds, limit, after)
+
+
+class TracedPublisher:
+    """A publisher that writes down what it was given and what became of it."""
+
+    def __init__(self, publisher: Publisher, log: Log, worker: str, points: Points) -> None:
+        self._publisher = publisher
+        self._log = log
+        self._worker = worker
+        self._points = points
+
+    @property
+    def features(self) -> PublisherFeatures:
+        return self._publisher.features
+
+    @property
+    def description(self) -> str:
+        return self._publisher.description
+
+    async def open(self) -> None:
+        await self._publisher.open()
+
+    async def close(self) -> None:
+        await self._publisher.close()
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        ids = _ids(events)
+        self._points.at("before_send")
+        self._log.write(Trace(time.monotonic(), self._worker, "publish", events[0].stream, event_ids=ids))
+        self._points.around("sent")
+        outcomes = await self._publisher.publish(events)
+        results = [str(outcome.result) for outcome in outcomes]
+        self._log.write(
+            Trace(time.monotonic(), self._worker, "published", events[0].stream, event_ids=ids, outcomes=results)
+        )
+        self._points.at("confirmed")
+        return outcomes
+
+
+def _ids(events: Sequence[Event]) -> list[str]:
+    return [str(event.id) for event in events]
+
+
+def ledger(path: Path, seed: int) -> Handlers:
+    """Handlers that write each event into one file, and fail as the event says."""
+    log = Log(path)
+    chance = random.Random(seed)
+    handlers = Handlers()
+
+    @handlers.on("proof.event")
+    async def handle(event: Event) -> None:
+        fate = event.headers.get("fate", "deliver")
+        if fate == "reject":
+            raise Reject("this one is never taken")
+        if fate == "flaky" and event.attempts == 0:
+            raise RuntimeError("not this time")
+        await asyncio.sleep(chance.uniform(0.0, 0.002))
+        sha256 = fingerprint(event.key, event.payload, event.headers["proof"])
+        log.write(Delivery(str(event.id), event.key, sha256, [], time.monotonic()))
+
+    return handlers
+
+
+def _publisher(orders: Orders) -> Any:
+    if orders.broker["kind"] == "handlers":
+        return ledger(Path(orders.broker["ledger"]), orders.broker["seed"])
+    return KafkaPublisher(
+        servers=orders.broker["servers"],
+        topic=orders.broker["topic"],
+        strict_keys=orders.on_dead != "skip",
+        slots=orders.slots,
+    )
+
+
+def main() -> None:
+    orders = Orders(**json.loads(sys.argv[1]))
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    log = Log(Path(orders.folder) / f"trace-{orders.name}.jsonl")
+    points = Points()
+    publisher = _publisher(orders)
+    if isinstance(publisher, Handlers):
+        publisher = publisher.limited_to(orders.slots)
+    store = store_from_url(orders.store)
+    plant(orders.planted, store, publisher)
+    stream = Stream(
+        STREAM,
+        cast(Publisher, TracedPublisher(publisher, log, orders.name, points)),
+        slots=orders.slots,
+        batch=orders.batch,
+        retry=Fixed(0.3),
+        max_attempts=orders.max_attempts,
+        on_dead=orders.on_dead,
+        lease_seconds=orders.lease_seconds,
+        poll_limit_seconds=0.5,
+    )
+    traced = cast(Store, TracedStore(store, log, orders.name, points))
+    relay = Relay(traced, [stream], prune_seconds=5.0, grace_seconds=10.0)
+    relay.name = orders.name  # unique to this start: the traces and the leases say the same
+    log.write(Trace(time.monotonic(), orders.name, "start"))
+    asyncio.run(relay.run())
+    log.write(Trace(time.monotonic(), orders.name, "stop"))
+
+
+def as_argument(orders: Orders) -> str:
+    return json.dumps(asdict(orders))
+
+
+if __name__ == "__main__":
+    main()
