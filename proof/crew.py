@@ -84,6 +84,10 @@ class Crew:
                 env={**os.environ, **environment},
             )
 
+    def peak_mb(self) -> float:
+        """The most memory that a relay has used."""
+        return max((_peak_mb(worker.process.pid) for worker in self.alive), default=0.0)
+
     @property
     def alive(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.is_alive]
@@ -114,6 +118,14 @@ class Crew:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
                 process.wait()
+
+
+def _peak_mb(pid: int) -> float:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it ended meanwhile
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0.0)
 
 
 def _clock(offset: str | None) -> dict[str, str]:

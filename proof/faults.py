@@ -193,6 +193,8 @@ class Injector:
             await store.prune_published(3600.0, 1000)
 
         begun = time.monotonic()
+        if self._away:
+            return
         try:
             self._database.ask(act)
         except Exception:  # the database may be away

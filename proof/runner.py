@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ _PARTITIONS = 4
 _REJECTED_BYTES = 300_000
 _TOPIC_BYTES = 200_000
 _KEYS = 24
+_SAMPLE_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -62,17 +64,17 @@ def perform(plan: Plan, folder: Path) -> History:
             crew.start_writer(_load(plan, database, folder, keys, number))
         for _ in range(plan.workers):
             crew.start_worker()
-        samples = Samples(database, folder)
+        samples = Samples(database, crew, folder)
         injector = Injector(plan.faults, plan.only, random.Random(plan.seed), database, kafka, crew, folder)
         end = time.monotonic() + plan.seconds
         while time.monotonic() < end:
-            samples.take()
             injector.step(end)
             time.sleep(0.1)
         injector.heal()
         crew.stop_writers()
         run.healed = time.monotonic()
         _rest(samples, crew, plan)
+        samples.close()
         late = crew.stop_workers()
         run.ended = time.monotonic()
         run.settings["late"] = late
@@ -132,26 +134,30 @@ def _load(plan: Plan, database: Any, folder: Path, keys: list[str], number: int)
 
 
 class Samples:
-    """How the outbox is, twice a second."""
+    """How the outbox and the relays are, twice a second; in a thread, because a server that is away does not answer."""
 
-    def __init__(self, database: Any, folder: Path) -> None:
+    def __init__(self, database: Any, crew: Crew, folder: Path) -> None:
         self._database = database
+        self._crew = crew
         self._log = Log(folder / "samples.jsonl")
-        self._next = 0.0
-        self.waiting = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.quiet = 0  # so many in a row found nothing waiting
 
-    def take(self) -> bool:
-        """Whether it could be asked just now."""
-        now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = now + 0.5
-        try:
-            self.waiting, oldest, connections = self._database.sample()
-        except Exception:  # away, which is part of the run
-            return False
-        self._log.write(Sample(now, self.waiting, oldest, connections, 0.0))
-        return True
+    def _run(self) -> None:
+        while not self._stop.wait(_SAMPLE_SECONDS):
+            now = time.monotonic()
+            try:
+                waiting, oldest, connections = self._database.sample()
+            except Exception:  # away, which is part of the run
+                continue
+            self.quiet = 0 if waiting else self.quiet + 1
+            self._log.write(Sample(now, waiting, oldest, connections, self._crew.peak_mb()))
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
 
 
 def _rest(samples: Samples, crew: Crew, plan: Plan, seconds: float = 60.0) -> None:
@@ -159,10 +165,8 @@ def _rest(samples: Samples, crew: Crew, plan: Plan, seconds: float = 60.0) -> No
     while len(crew.alive) < plan.workers:
         crew.start_worker()
     deadline = time.monotonic() + seconds
-    quiet = 0
-    while quiet < 3 and time.monotonic() < deadline:
-        if samples.take():
-            quiet = 0 if samples.waiting else quiet + 1
+    samples.quiet = 0
+    while samples.quiet < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
 
 

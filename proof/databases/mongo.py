@@ -146,16 +146,18 @@ class MongoProof(Database):
 
     def _watch(self) -> None:
         """Write down the raw changes; what they mean is worked out at the end."""
-        log = (self.folder / "oplog.jsonl").open("w")
         wanted = [{"$match": {"ns.coll": {"$in": [f"outbox_{name}" for name in _WATCHED] + ["proof_end"]}}}]
-        with self._database.watch(wanted) as stream:
-            self._watching.set()
+        position = None
+        with (self.folder / "oplog.jsonl").open("w") as log:
             while not self._stop.is_set():
-                change = stream.next()
-                if change["ns"]["coll"] == "proof_end":
-                    break
-                log.write(json.dumps(_raw(change), default=str) + "\n")
-        log.close()
+                # The driver goes on by itself after a moment; after longer than that it has to be told where.
+                with suppress(PyMongoError), self._database.watch(wanted, resume_after=position) as stream:
+                    self._watching.set()
+                    for change in stream:
+                        if change["ns"]["coll"] == "proof_end":
+                            return
+                        log.write(json.dumps(_raw(change), default=str) + "\n")
+                        position = stream.resume_token
 
     def changes(self) -> Iterable[Change]:
         self._database["proof_end"].insert_one({})
