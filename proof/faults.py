@@ -1,0 +1,75 @@
+"""Which fault covered an instant, a stretch of time, or a worker."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from proof.history import Fault
+
+# These break nothing that was promised: not one extra copy is theirs. A relay's wrong clock is among them, because
+# every instant is compared by the database's clock or by the monotonic one.
+HARMLESS = frozenset({"term", "start", "operator", "poison", "clock"})
+OF_THE_BROKER = frozenset({"broker"})
+
+
+def healed_at(fault: Fault) -> float:
+    return max(fault.at, fault.until)
+
+
+def covers_everybody(fault: Fault) -> bool:
+    return fault.kind not in HARMLESS and fault.kind not in ("kill", "stop")
+
+
+class Windows:
+    """Stretches of time in which something was broken; asks are O(log n)."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self._faults = sorted(faults, key=lambda fault: fault.at)
+        self._begun = [fault.at for fault in self._faults]
+        self._longest: list[Fault] = []  # of all that began up to here, the one that lasted longest
+        for fault in self._faults:
+            last = self._longest[-1] if self._longest else fault
+            self._longest.append(fault if healed_at(fault) >= healed_at(last) else last)
+
+    def overlapping(self, begun: float, ended: float) -> Fault | None:
+        """One that was there at some moment of this stretch."""
+        place = bisect_right(self._begun, ended)
+        if place and healed_at(self._longest[place - 1]) >= begun:
+            return self._longest[place - 1]
+        return None
+
+    def first_from(self, begun: float, before: float) -> Fault | None:
+        """The first that began at this instant or later, and before the other."""
+        place = bisect_right(self._begun, begun)
+        while place and self._begun[place - 1] >= begun:
+            place -= 1
+        if place < len(self._begun) and self._begun[place] < before:
+            return self._faults[place]
+        return None
+
+
+_NEVER = Windows(())
+
+
+class Faults:
+    """What the injector did, by whom it hit."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.all = faults
+        # Without these not one extra copy is allowed.
+        self.clean = all(fault.kind in HARMLESS for fault in faults)
+        self.everybody = Windows(fault for fault in faults if covers_everybody(fault) and fault.worker is None)
+        self.broker = Windows(fault for fault in faults if fault.kind in OF_THE_BROKER)
+        groups: dict[tuple[str, str], list[Fault]] = defaultdict(list)
+        for fault in faults:
+            if fault.worker is not None:
+                group = "hit" if covers_everybody(fault) else fault.kind
+                groups[group, fault.worker].append(fault)
+        self._of_worker = {group: Windows(members) for group, members in groups.items()}
+
+    def of(self, group: str, worker: str) -> Windows:
+        """Of one worker: kill, stop, or "hit" (a fault of the network that only this one met)."""
+        return self._of_worker.get((group, worker), _NEVER)
+
+    def count(self, *kinds: str) -> int:
+        return sum(fault.kind in kinds for fault in self.all)
