@@ -1,6 +1,7 @@
 """`python -m proof check FOLDER`"""
 
 import argparse
+import gc
 import json
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def judge(folder: Path, file: Path = _CARD) -> int:
     """Print the card of a history and what is wrong with it; the exit code."""
+    gc.disable()  # millions of small records without cycles: looking for garbage among them takes longer than the check
     try:
         history = History.read(folder)
     except (OSError, ValueError, TypeError) as error:

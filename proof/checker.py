@@ -56,4 +56,4 @@ class Report:
 def check(history: History) -> Report:
     facts = Facts(history)
     found = (violation for invariant in INVARIANTS.values() for violation in invariant(facts))
-    return Report(facts, collect(found), copies.count_copies(facts), service.recovery(facts))
+    return Report(facts, collect(found), copies.count_copies(facts)[0], service.recovery(facts))

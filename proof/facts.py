@@ -67,10 +67,15 @@ class Facts:
         return Counter({act: max(logged[act], kept[act]) for act in logged.keys() | kept.keys()})
 
     def replays(self, event_id: str) -> int:
-        return self.audits["replay", event_id]
+        return self.audits.get(("replay", event_id), 0)
 
     def ended_by_operator(self, event_id: str) -> bool:
         return any((action, event_id) in self.audits for action in _ENDED_BY_OPERATOR)
+
+    @cached_property
+    def operated(self) -> set[Lane]:
+        """The keys of which an operator replayed or gave up an event."""
+        return {lane for _, event_id in self.audits if (lane := self.lane(event_id)) is not None}
 
     @cached_property
     def deaths(self) -> list[Death]:
@@ -111,21 +116,30 @@ class Facts:
             return None
         return line.stream, line.key
 
-    def has_place(self, event_id: str) -> bool:
-        """Whether its number says when it is delivered: a scheduled event takes its place when its instant comes, and a
-        dead one that an operator replays comes when he does it."""
-        return not self.witness[event_id].scheduled and (not self.replays(event_id) or event_id in self.published_once)
-
     @cached_property
-    def numbers(self) -> dict[Lane, list[Witness]]:
-        """The events of each key that have a place, in order."""
-        found: dict[Lane, list[Witness]] = defaultdict(list)
+    def places(self) -> dict[str, tuple[Lane, int]]:
+        """The key and the number of each event whose number says when it is delivered.
+
+        A scheduled event takes its place when its instant comes, and a dead one that an operator replays when he does.
+        """
+        lanes: dict[Lane, Lane] = {}  # one tuple per key, not per event
+        found: dict[str, tuple[Lane, int]] = {}
         for line in self.history.witness:
             lane = self.lane(line.event_id)
-            if lane is not None and self.has_place(line.event_id):
-                found[lane].append(line)
-        for lines in found.values():
-            lines.sort(key=lambda line: line.n)
+            if lane is None or line.scheduled:
+                continue
+            if not self.replays(line.event_id) or line.event_id in self.published_once:
+                found[line.event_id] = lanes.setdefault(lane, lane), line.n
+        return found
+
+    @cached_property
+    def numbers(self) -> dict[Lane, list[tuple[int, str]]]:
+        """The events of each key that have a place, in order."""
+        found: dict[Lane, list[tuple[int, str]]] = defaultdict(list)
+        for event_id, (lane, n) in self.places.items():
+            found[lane].append((n, event_id))
+        for events in found.values():
+            events.sort()
         return found
 
     @cached_property
@@ -133,9 +147,9 @@ class Facts:
         """The deliveries of each key in the order of the log, of events that have a place."""
         found: dict[Lane, list[Delivery]] = defaultdict(list)
         for delivery in self.history.deliveries:
-            lane = self.lane(delivery.event_id)
-            if lane is not None and self.has_place(delivery.event_id):
-                found[lane].append(delivery)
+            place = self.places.get(delivery.event_id)
+            if place is not None:
+                found[place[0]].append(delivery)
         for deliveries in found.values():
             deliveries.sort(key=lambda delivery: delivery.place[-1])
         return found

@@ -31,7 +31,7 @@ def _first_deliveries(facts: Facts) -> Iterator[Violation]:
             if delivery.event_id in seen:
                 continue
             seen.add(delivery.event_id)
-            n = facts.witness[delivery.event_id].n
+            n = facts.places[delivery.event_id][1]
             if n <= highest:
                 what = f"{delivery.event_id} (n {n}) came after n {highest}"
                 yield Violation("I5", "first deliveries of a key are out of order", name(lane), what)
@@ -39,25 +39,23 @@ def _first_deliveries(facts: Facts) -> Iterator[Violation]:
 
 
 def _gaps(facts: Facts) -> Iterator[Violation]:
-    for lane, lines in facts.numbers.items():
-        last = max((line.n for line in lines if line.event_id in facts.delivered), default=0)
+    delivered, ever_dead = facts.delivered, facts.ever_dead
+    for lane, events in facts.numbers.items():
+        last = max((n for n, event_id in events if event_id in delivered), default=0)
         waits_from: int | None = None  # behind this dead event nothing may come
-        touched = facts.policy(lane[0]) == "skip" or any(_operated(facts, line.event_id) for line in lines)
-        for line in lines:
-            if line.event_id in facts.delivered:
+        # Where an operator acted, only the log of changes knows how long the key had to wait.
+        touched = facts.policy(lane[0]) == "skip" or lane in facts.operated
+        for n, event_id in events:
+            if event_id in delivered:
                 if waits_from is not None:
-                    what = f"{line.event_id} (n {line.n}) behind the dead n {waits_from}"
+                    what = f"{event_id} (n {n}) behind the dead n {waits_from}"
                     yield Violation("I5", "delivered, although its key waits for a dead event", name(lane), what)
-            elif line.event_id in facts.ever_dead:
+            elif event_id in ever_dead:
                 if not touched and waits_from is None:
-                    waits_from = line.n
-            elif line.n < last and not facts.ended_by_operator(line.event_id):
-                what = f"{line.event_id} (n {line.n}) before n {last}"
+                    waits_from = n
+            elif n < last and not facts.ended_by_operator(event_id):
+                what = f"{event_id} (n {n}) before n {last}"
                 yield Violation("I5", "left out, although it is not dead", name(lane), what)
-
-
-def _operated(facts: Facts, event_id: str) -> bool:
-    return facts.replays(event_id) > 0 or facts.ended_by_operator(event_id)
 
 
 def _behind_failed(facts: Facts) -> Iterator[Violation]:
@@ -83,6 +81,8 @@ def _behind_failed(facts: Facts) -> Iterator[Violation]:
 
 def _behind_dead(facts: Facts) -> Iterator[Violation]:
     """Under "block" and "park" nothing behind a dead head is published before an operator acts."""
+    if all(facts.policy(stream) == "skip" for stream in {lane[0] for lane in facts.numbers}):
+        return
     heads: dict[Lane, tuple[int, str]] = {}
     letters = facts.history.final.dead
     for change in facts.changes:
@@ -97,7 +97,7 @@ def _behind_dead(facts: Facts) -> Iterator[Violation]:
                 heads.setdefault(lane, (n, event_id))
         elif change.kind in ("dead", "audit") and heads.get(lane, (0, ""))[1] == event_id:
             del heads[lane]
-        elif change.kind == "event" and change.new == "published" and facts.has_place(event_id):
+        elif change.kind == "event" and change.new == "published" and event_id in facts.places:
             head = heads.get(lane)
             if head is not None and head[0] < n:
                 what = f"{event_id} (n {n}) behind the dead n {head[0]}"
@@ -108,18 +108,18 @@ def _placed(facts: Facts) -> Iterator[tuple[Change, Lane, int]]:
     for change in facts.changes:
         if change.kind != "event" or change.event_id is None:
             continue
-        lane = facts.lane(change.event_id)
-        if lane is not None and facts.has_place(change.event_id):
-            yield change, lane, facts.witness[change.event_id].n
+        place = facts.places.get(change.event_id)
+        if place is not None:
+            yield change, *place
 
 
 def replay_shape(facts: Facts) -> Iterator[Violation]:
     """I6: whatever is repeated, a consumer that has seen up to n next meets at most the one that follows n."""
     for lane, deliveries in facts.by_key.items():
         ranks: dict[str, int] = {}
-        for line in facts.numbers[lane]:
-            if line.event_id in facts.delivered or line.event_id not in facts.ever_dead:
-                ranks[line.event_id] = len(ranks) + 1
+        for _, event_id in facts.numbers[lane]:
+            if event_id in facts.delivered or event_id not in facts.ever_dead:
+                ranks[event_id] = len(ranks) + 1
         highest = 0
         for delivery in deliveries:
             rank = ranks[delivery.event_id]
