@@ -79,15 +79,43 @@ class World:
         self._lease_changed()
         self.trace(worker, "give")
 
-    def turn(self, worker: str, limit: int = 1000, dies: str = "", token: int | None = None) -> None:
+    def turn(self, worker: str, limit: int = 1000, dies: str = "") -> None:
         """Read, publish and settle. ``dies``: read, sent, confirmed or settling: where the worker is killed."""
-        token = token or self.lease.token
+        token = self.lease.token
+        for parked in [key for key, mode in self.asides.items() if mode == "parked"]:
+            buried = [row for row in self.rows.values() if row.key == parked and row.state in ("failed", "held")]
+            ids = [row.event_id for row in buried]
+            if ids:
+                self.trace(worker, "read_begin")
+                self.trace(worker, "read", ids)
+                self.trace(worker, "settle", ids)
+                self._settle(buried, {}, worker)
+                self.trace(worker, "settled", ids)
         for due in [key for key, mode in self.asides.items() if mode == "retry"]:
             run = [row for row in self.rows.values() if row.key == due and row.state in ("failed", "held")]
             if self._work(worker, run, token, dies):
                 return
         pending = [row for row in self.rows.values() if row.state == "pending"][:limit]
         self._work(worker, pending, token, dies)
+
+    def pause(self, worker: str, successor: str) -> None:
+        """The worker stands still after it has sent, another takes over, and the first is refused when it goes on."""
+        token = self.lease.token
+        rows = [row for row in self.rows.values() if row.state == "pending" and row.key not in self.asides]
+        ids = [row.event_id for row in rows]
+        self.trace(worker, "read_begin")
+        self.trace(worker, "read", ids)
+        self.trace(worker, "publish", ids)
+        outcomes = self._send(rows)
+        fault = Fault(self.tick(), "stop", worker)
+        self.history.faults.append(fault)
+        self.take(successor)
+        self.turn(successor)
+        fault.until = self.tick()
+        self.trace(worker, "published", ids, token, outcomes)
+        named = [event for event, outcome in zip(ids, outcomes, strict=True) if outcome != "untried"]
+        self.trace(worker, "settle", named, token)
+        self.trace(worker, "refused", named, token)
 
     def _work(self, worker: str, rows: list[Row], token: int, dies: str) -> bool:
         self.trace(worker, "read_begin", token=token)
@@ -109,9 +137,6 @@ class World:
         if not named:
             return False
         self.trace(worker, "settle", named, token)
-        if token != self.lease.token:
-            self.trace(worker, "refused", named, token)
-            return False
         self._settle(rows, dict(zip(sent, outcomes, strict=True)), worker)
         if dies == "settling":
             return self._dead_worker(worker, dies)
@@ -202,7 +227,7 @@ class World:
 
     def promote(self) -> None:
         for row in self.rows.values():
-            if row.state == "scheduled":
+            if row.state == "scheduled" or (row.state == "failed" and row.key is None):
                 self.move(row, "pending", None)
 
     def outage(self, worker: str) -> None:
@@ -217,10 +242,10 @@ class World:
     def rest(self, worker: str = "last") -> History:
         """Everything that can be worked is worked, and the end is written down."""
         self.history.run.healed = self.tick()
-        self.promote()
         if self.lease.owner != worker:
             self.take(worker)
         for _ in range(20):
+            self.promote()
             self.turn(worker)
         self.give(worker)
         self.history.final.states = {row.event_id: row.state for row in self.rows.values()}
