@@ -66,10 +66,10 @@ class Delivery:
 class Change:
     """changes.jsonl: what the database logged, in the order of ``seq``.
 
-    kind "event": ``old`` and ``new`` are states (none: it was not there, or is deleted), ``token`` is that of its shard's
-    lease at this moment (queue streams: of its own lease). kind "lease": owner, token and until after the change. kind
-    "aside": a key is set aside (``new`` is the mode) or released (none). kind "dead": a dead letter comes (``new`` is
-    "dead") or goes (none). kind "audit": ``new`` is what an operator did.
+    kind "event": ``old`` and ``new`` are states (none: it was not there, or is deleted), ``token`` is that of its
+    shard's lease at this moment (queue streams: of its own lease). kind "lease": owner, token and until after the
+    change. kind "aside": a key is set aside (``new`` is the mode) or released (none). kind "dead": a dead letter comes
+    (``new`` is "dead") or goes (none). kind "audit": ``new`` is what an operator did.
     """
 
     seq: int
@@ -91,7 +91,8 @@ class Change:
 class Trace:
     """trace-WORKER.jsonl: what a relay did, written before and after each call of the contracts.
 
-    kind: read, read_begin, publish, published, settle, settled, refused (LeaseLost), take, give, renew, lost, start, stop.
+    kind: read, read_begin, publish, published, settle, settled, refused (LeaseLost), take, give, renew, lost, start,
+    stop.
     """
 
     at: float

@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 from pillarbox import __version__
 from proof.crew import Crew
 from proof.databases import DATABASES
-from proof.faults import Injector
+from proof.injector import Injector
 from proof.history import Delivery, History, Log, Run, Sample, save
 from proof.worker import STREAM, Orders, fingerprint
 from proof.writer import Load

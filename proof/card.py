@@ -1,0 +1,131 @@
+"""The run card: what a run was, and what was found, on half a screen."""
+
+from collections import Counter
+from typing import Any
+
+from proof.checker import Report
+from proof.invariants.sets import LOST
+
+_ZEROES = ("lost", "phantom", "corrupted", "reordered_keys", "fencing_violations", "unattributed_copies")
+
+
+def card(report: Report) -> dict[str, Any]:
+    """For build/run-card.json. Durations are seconds, memory is in MB; what was not sampled is null."""
+    history, faults, copies = report.facts.history, report.facts.faults, report.copies
+    run = history.run
+    kills = faults.count("kill")
+    results = Counter(attempt.result for attempt in history.writers)
+    after_healing = report.recovery.after_healing
+    return {
+        "seed": run.seed,
+        "versions": run.versions,
+        "seconds": run.seconds,
+        "events": len(history.witness),
+        "kills": kills,
+        "lost": report.count("I1", sentence=LOST),
+        "phantom": report.count("I2"),
+        "corrupted": report.count("I3"),
+        "reordered_keys": len(report.subjects("I5", "I6")),
+        "fencing_violations": report.count("I7", "I8"),
+        "unattributed_copies": copies.unattributed,
+        "attributed_copies": copies.attributed,
+        "max_copies_per_kill": copies.most_per_kill,
+        "recovery_p50": round(report.recovery.quantile(0.5), 3),
+        "recovery_p99": round(report.recovery.quantile(0.99), 3),
+        "verdict": "pass" if report.passed else "fail",
+        "commit": run.versions.get("commit"),
+        "store": run.store,
+        "broker": run.broker,
+        "planted": run.planted,
+        "deliveries": len(history.deliveries),
+        "dead": len(history.final.dead),
+        "transactions": {
+            "ok": results["ok"],
+            "rolled_back": results["rolled_back"] + results["failed"],
+            "unknown": results["unknown"],
+        },
+        "pauses": faults.count("stop"),
+        "restarts": faults.count("term"),
+        "cuts": sum(fault.kind == "sessions" or fault.kind.startswith("proxy:") for fault in faults.all),
+        "database_faults": faults.count("database", "failover"),
+        "broker_faults": faults.count("broker"),
+        "refused_settles": sum(trace.kind == "refused" for trace in history.traces),
+        "copies_by_cause": dict(copies.causes),
+        "max_in_flight_at_kill": max(copies.in_flight.values(), default=0),
+        "seconds_after_healing": None if after_healing is None else round(after_healing, 3),
+        "peak_oldest_seconds": max((sample.oldest_seconds for sample in history.samples), default=None),
+        "peak_memory_mb": max((sample.peak_mb for sample in history.samples), default=None),
+        "peak_connections": max((sample.connections for sample in history.samples), default=None),
+        # With no failure in n independent kills, the chance of one per kill is below this with 95 % confidence.
+        "failure_bound_per_kill": round(3 / kills, 6) if kills else None,
+        "violations": [
+            {
+                "invariant": finding.invariant,
+                "sentence": finding.sentence,
+                "count": finding.count,
+                "examples": finding.examples,
+            }
+            for finding in report.findings
+        ],
+    }
+
+
+def text(card: dict[str, Any]) -> str:
+    """For people."""
+    done = card["transactions"]
+    versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items() if name != "commit")
+    rows = [
+        ("run", f"seed {card['seed']}, {card['store']} to {card['broker']}, {card['seconds']:g} s"),
+        ("versions", f"{versions}; commit {card['commit'] or 'unknown'}"),
+        ("transactions", f"{done['ok']} ok, {done['rolled_back']} rolled back, {done['unknown']} unknown"),
+        ("events", f"{card['events']}, {card['deliveries']} deliveries, {card['dead']} dead"),
+        (
+            "faults",
+            f"{card['kills']} kills, {card['pauses']} pauses, {card['restarts']} restarts, {card['cuts']} cuts, "
+            f"{card['database_faults']} of the database, {card['broker_faults']} of the broker",
+        ),
+        *((name.replace("_", " "), str(card[name])) for name in _ZEROES),
+        ("attributed copies", f"{card['attributed_copies']}{_causes(card['copies_by_cause'])}"),
+        ("most per kill", f"{card['max_copies_per_kill']}, in flight at most {card['max_in_flight_at_kill']}"),
+        ("refused settles", str(card["refused_settles"])),
+        (
+            "recovery",
+            f"p50 {card['recovery_p50']:.1f} s, p99 {card['recovery_p99']:.1f} s, "
+            f"after healing {_number(card['seconds_after_healing'], 's')}",
+        ),
+        (
+            "peaks",
+            f"oldest {_number(card['peak_oldest_seconds'], 's')}, memory {_number(card['peak_memory_mb'], 'MB')}, "
+            f"{_number(card['peak_connections'], 'connections')}",
+        ),
+    ]
+    if card["planted"]:
+        rows.insert(1, ("planted bug", card["planted"]))
+    if card["kills"] and card["verdict"] == "pass":
+        bound = (
+            f"at most {card['failure_bound_per_kill']:.2%} of kills fail (95 %, from {card['kills']} without failure)"
+        )
+        rows.append(("honest bound", bound))
+    rows.append(("verdict", card["verdict"]))
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def violations(card: dict[str, Any], examples: int = 3) -> str:
+    """What is wrong, with the first examples."""
+    lines = []
+    for found in card["violations"]:
+        lines.append(f"{found['invariant']}: {found['sentence']} ({found['count']})")
+        lines += [f"    {example}" for example in found["examples"][:examples]]
+    return "\n".join(lines)
+
+
+def _causes(causes: dict[str, int]) -> str:
+    told = ", ".join(f"{kind} {count}" for kind, count in sorted(causes.items()))
+    return f" ({told})" if told else ""
+
+
+def _number(value: float | None, unit: str) -> str:
+    return (
+        f"no {unit} known" if value is None else f"{value:.1f} {unit}" if unit != "connections" else f"{value} {unit}"
+    )

@@ -1,0 +1,182 @@
+"""What several invariants ask of a history, worked out once."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from proof.faults import Faults
+from proof.flights import Flights
+from proof.history import Change, Delivery, History, Witness
+
+PARKED = "parked"
+_ENDED_BY_OPERATOR = frozenset({"discard", "purge"})
+
+# A key of a stream: what order is promised for.
+Lane = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Death:
+    """An event that came to the dead letters."""
+
+    event_id: str
+    attempts: int | None
+    error: str = ""
+
+
+class Facts:
+    """Settings that are read here: on_dead (one word, or one per stream), queue_streams (their names)."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.settings: dict[str, Any] = history.run.settings
+        self.witness: dict[str, Witness] = {line.event_id: line for line in history.witness}
+        self.faults = Faults(history.faults)
+        self.queues: frozenset[str] = frozenset(self.settings.get("queue_streams", ()))
+
+    def policy(self, stream: str) -> str:
+        said = self.settings.get("on_dead", "skip")
+        return str(said.get(stream, "skip") if isinstance(said, dict) else said)
+
+    def monotonic(self, at: float) -> float:
+        """An instant of the database's clock."""
+        return at - self.history.run.clock
+
+    @cached_property
+    def changes(self) -> list[Change]:
+        return sorted(self.history.changes, key=lambda change: change.seq)
+
+    @cached_property
+    def flights(self) -> Flights:
+        return Flights(self.history.traces)
+
+    @cached_property
+    def delivered(self) -> Counter[str]:
+        return Counter(delivery.event_id for delivery in self.history.deliveries)
+
+    @cached_property
+    def audits(self) -> Counter[tuple[str, str]]:
+        """How often an operator did something to an event: (action, event id)."""
+        logged: Counter[tuple[str, str]] = Counter(
+            (change.new or "", change.event_id) for change in self.changes if change.kind == "audit" and change.event_id
+        )
+        kept: Counter[tuple[str, str]] = Counter(
+            (str(row.get("action")), str(row["event_id"])) for row in self.history.final.audit if row.get("event_id")
+        )
+        return Counter({act: max(logged[act], kept[act]) for act in logged.keys() | kept.keys()})
+
+    def replays(self, event_id: str) -> int:
+        return self.audits.get(("replay", event_id), 0)
+
+    def ended_by_operator(self, event_id: str) -> bool:
+        return any((action, event_id) in self.audits for action in _ENDED_BY_OPERATOR)
+
+    @cached_property
+    def operated(self) -> set[Lane]:
+        """The keys of which an operator replayed or gave up an event."""
+        return {lane for _, event_id in self.audits if (lane := self.lane(event_id)) is not None}
+
+    @cached_property
+    def deaths(self) -> list[Death]:
+        """Each death that was logged, and those at the end whose log is missing."""
+        letters = self.history.final.dead
+        found = [
+            Death(change.event_id, change.attempts, str(letters.get(change.event_id, {}).get("error", "")))
+            for change in self.changes
+            if change.kind == "dead" and change.new is not None and change.event_id
+        ]
+        logged = {death.event_id for death in found}
+        return found + [
+            Death(event_id, letter.get("attempts"), str(letter.get("error", "")))
+            for event_id, letter in letters.items()
+            if event_id not in logged
+        ]
+
+    @cached_property
+    def ever_dead(self) -> set[str]:
+        return {death.event_id for death in self.deaths}
+
+    @cached_property
+    def published_once(self) -> set[str]:
+        """Ids that the outbox marked as published before an operator replayed them, if one did."""
+        found: set[str] = set()
+        replayed: set[str] = set()
+        for change in self.changes:
+            if change.kind == "audit" and change.new == "replay" and change.event_id:
+                replayed.add(change.event_id)
+            elif change.kind == "event" and change.new == "published" and change.event_id not in replayed:
+                found.add(change.event_id or "")
+        return found
+
+    def lane(self, event_id: str) -> Lane | None:
+        """The key within which this event has its place; none where no order is promised."""
+        line = self.witness.get(event_id)
+        if line is None or line.key is None or line.stream in self.queues:
+            return None
+        return line.stream, line.key
+
+    @cached_property
+    def places(self) -> dict[str, tuple[Lane, int]]:
+        """The key and the number of each event whose number says when it is delivered.
+
+        A scheduled event takes its place when its instant comes, and a dead one that an operator replays when he does.
+        """
+        lanes: dict[Lane, Lane] = {}  # one tuple per key, not per event
+        found: dict[str, tuple[Lane, int]] = {}
+        for line in self.history.witness:
+            lane = self.lane(line.event_id)
+            if lane is None or line.scheduled:
+                continue
+            if not self.replays(line.event_id) or line.event_id in self.published_once:
+                found[line.event_id] = lanes.setdefault(lane, lane), line.n
+        return found
+
+    @cached_property
+    def numbers(self) -> dict[Lane, list[tuple[int, str]]]:
+        """The events of each key that have a place, in order."""
+        found: dict[Lane, list[tuple[int, str]]] = defaultdict(list)
+        for event_id, (lane, n) in self.places.items():
+            found[lane].append((n, event_id))
+        for events in found.values():
+            events.sort()
+        return found
+
+    @cached_property
+    def by_key(self) -> dict[Lane, list[Delivery]]:
+        """The deliveries of each key in the order of the log, of events that have a place."""
+        found: dict[Lane, list[Delivery]] = defaultdict(list)
+        for delivery in self.history.deliveries:
+            place = self.places.get(delivery.event_id)
+            if place is not None:
+                found[place[0]].append(delivery)
+        for deliveries in found.values():
+            deliveries.sort(key=lambda delivery: delivery.place[-1])
+        return found
+
+    @cached_property
+    def grants(self) -> dict[tuple[str, int | None], list[tuple[int, float]]]:
+        """Per shard, tokens in growing order, each with an instant by which it had surely been granted.
+
+        From the traces of its owner, who knew it only after the commit; a database may date a change before that.
+        """
+        known: dict[tuple[str, int | None], dict[int, float]] = defaultdict(dict)
+        for trace in self.history.traces:
+            if trace.token is not None and trace.shard is not None:
+                known[trace.stream, trace.shard].setdefault(trace.token, trace.at)
+        return {shard: sorted(tokens.items()) for shard, tokens in known.items()}
+
+    @cached_property
+    def superseded(self) -> dict[tuple[str, int | None, int], float]:
+        """From (stream, shard, token) to the instant from which on a newer token was surely there."""
+        found: dict[tuple[str, int | None, int], float] = {}
+        for (stream, shard), tokens in self.grants.items():
+            newer = float("inf")
+            for token, at in reversed(tokens):
+                found[stream, shard, token] = newer
+                newer = min(newer, at)
+        return found
+
+
+def name(lane: Lane) -> str:
+    return f"{lane[0]}/{lane[1]}"

@@ -1,0 +1,63 @@
+"""I11: what may die, and what an attempt is charged for."""
+
+from collections.abc import Iterator
+
+from proof.facts import Facts, Lane
+from proof.violation import Violation
+
+_MAX_ATTEMPTS = 5  # a stream's default
+
+
+def dead(facts: Facts) -> Iterator[Violation]:
+    """I11: an event dies of an error that is permanent, of its last attempt, or behind a dead one in a parked key; an
+    outage charges nobody."""
+    yield from _deaths(facts)
+    yield from _charges(facts)
+
+
+def _deaths(facts: Facts) -> Iterator[Violation]:
+    limit = int(facts.settings.get("max_attempts", _MAX_ATTEMPTS))
+    first: dict[Lane, int] = {}  # of each key, the lowest that died
+    for event_id in facts.ever_dead:
+        lane = facts.lane(event_id)
+        if lane is not None:
+            first[lane] = min(facts.witness[event_id].n, first.get(lane, facts.witness[event_id].n))
+    for death in facts.deaths:
+        line = facts.witness.get(death.event_id)
+        if line is None or line.fate == "reject" or (death.attempts or 0) >= limit:
+            continue
+        lane = facts.lane(death.event_id)
+        parks = lane is not None and facts.policy(lane[0]) == "park"
+        # What an operator replays into a key that is still parked is buried again, wherever its place is.
+        in_any_place = line.scheduled or facts.replays(death.event_id) > 0
+        if parks and lane is not None and (in_any_place or first[lane] < line.n):
+            continue
+        what = f"fate {line.fate}, {death.attempts} of {limit} attempts"
+        yield Violation("I11", "dead without a permanent error and before its last attempt", death.event_id, what)
+
+
+def _charges(facts: Facts) -> Iterator[Violation]:
+    attempts: dict[str, int] = {}
+    killed = facts.faults.count("kill") > 0
+    for change in facts.changes:
+        if change.kind != "event" or change.event_id is None or change.attempts is None:
+            continue
+        if change.new == "processing":
+            continue  # a claim is charged in advance and refunded: what counts is how it ends
+        before = attempts.get(change.event_id, 0) if change.old is not None else change.attempts
+        attempts[change.event_id] = change.attempts
+        line = facts.witness.get(change.event_id)
+        if change.attempts <= before or line is None or line.fate != "deliver":
+            continue
+        if killed and _charged_for_a_crash(facts, change.event_id, change.token, change.stream):
+            continue
+        at = facts.monotonic(change.at)
+        outage = facts.faults.broker.overlapping(at, at)
+        if outage is not None:
+            what = f"{before} to {change.attempts} attempts"
+            yield Violation("I11", "charged an attempt while the broker was away", change.event_id, what)
+
+
+def _charged_for_a_crash(facts: Facts, event_id: str, token: int | None, stream: str) -> bool:
+    """A new owner charges the event that its predecessor was alone with when it died, without sending it."""
+    return stream in facts.queues or (event_id, token) not in facts.flights.sent

@@ -1,0 +1,169 @@
+"""I7 to I9: who may touch an event, and when it is over."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from proof.facts import Facts
+from proof.history import Change
+from proof.violation import Violation
+
+# Instants are kept to the microsecond, MongoDB's to the millisecond.
+_RESOLUTION_SECONDS = 0.001
+_WORKED = frozenset({"pending", "failed", "held", "processing"})
+
+
+def exclusion(facts: Facts) -> Iterator[Violation]:
+    """I7: a shard (in a queue: an event) has one owner at a time, tokens grow, and a stale owner reads nothing."""
+    yield from _leases(facts)
+    yield from _row_leases(facts)
+    yield from _stale_reads(facts)
+
+
+def _leases(facts: Facts) -> Iterator[Violation]:
+    before: dict[tuple[str, int | None], Change] = {}
+    for change in facts.changes:
+        if change.kind != "lease" or change.token is None:
+            continue
+        last = before.get((change.stream, change.shard))
+        before[change.stream, change.shard] = change
+        if last is None or last.token is None:
+            continue
+        subject = f"{change.stream}/{change.shard}"
+        what = f"{last.owner} (token {last.token}), then {change.owner} (token {change.token})"
+        if change.token < last.token:
+            yield Violation("I7", "the token of a lease fell", subject, what)
+        elif change.token == last.token:
+            if change.owner is not None and change.owner != last.owner:
+                yield Violation("I7", "a lease has another owner under the same token", subject, what)
+        elif last.owner is not None and change.at < (last.until or 0.0) - _RESOLUTION_SECONDS:
+            early = f"{what}, {(last.until or 0.0) - change.at:.3f} s early"
+            yield Violation("I7", "a lease was taken from an owner whose time had not run out", subject, early)
+
+
+def _row_leases(facts: Facts) -> Iterator[Violation]:
+    tokens: dict[str, int] = {}
+    for change in facts.changes:
+        if change.kind != "event" or change.stream not in facts.queues or change.event_id is None:
+            continue
+        if change.old is None:
+            tokens.pop(change.event_id, None)  # a replayed event is a new row
+        if change.token is None:
+            continue
+        last = tokens.get(change.event_id, -1)
+        claimed = change.new == "processing" and change.old != "processing"
+        if change.token < last or (claimed and change.token == last):
+            yield Violation("I7", "the token of a claim did not grow", change.event_id, f"{last}, then {change.token}")
+        elif change.old == change.new == "processing" and change.token != last:
+            what = f"token {last}, then {change.token}"
+            yield Violation("I7", "an event was claimed while another worker had it", change.event_id, what)
+        tokens[change.event_id] = change.token
+
+
+def _stale_reads(facts: Facts) -> Iterator[Violation]:
+    begun: dict[tuple[str, str, int | None], float] = {}
+    for trace in facts.history.traces:
+        shard = trace.worker, trace.stream, trace.shard
+        if trace.kind == "read_begin":
+            begun[shard] = trace.at
+        elif trace.kind == "read" and trace.event_ids and trace.token is not None:
+            newer = facts.superseded.get((trace.stream, trace.shard, trace.token), float("inf"))
+            # A read that was on its way when the token was granted may have been answered before.
+            if begun.get(shard, 0.0) > newer:
+                what = f"{trace.worker} read {len(trace.event_ids)} events of {trace.stream}/{trace.shard}"
+                yield Violation("I7", "a read returned events to a stale token", trace.event_ids[0], what)
+
+
+def fencing(facts: Facts) -> Iterator[Violation]:
+    """I8: what settles an event holds the lease at that moment.
+
+    A change is logged with the token of the lease as it then was; the worker traced the token with which it settled.
+    """
+    tried: dict[str, set[int]] = defaultdict(set)
+    accepted: set[tuple[str, int]] = set()
+    begun: dict[tuple[str, str, int | None], float] = {}
+    for trace in facts.history.traces:
+        if trace.token is None or trace.kind not in ("settle", "settled"):
+            continue
+        shard = trace.worker, trace.stream, trace.shard
+        if trace.kind == "settle":
+            begun[shard] = trace.at
+            for event_id in trace.event_ids:
+                tried[event_id].add(trace.token)
+            continue
+        accepted.update((event_id, trace.token) for event_id in trace.event_ids)
+        newer = facts.superseded.get((trace.stream, trace.shard, trace.token), float("inf"))
+        if begun.get(shard, 0.0) > newer and trace.event_ids:
+            what = f"{trace.worker} settled {len(trace.event_ids)} events with token {trace.token}"
+            yield Violation("I8", "a settle with a stale token was accepted", trace.event_ids[0], what)
+    changed: set[tuple[str, int]] = set()
+    untold: set[str] = set()  # whose token was not logged
+    for change in facts.changes:
+        if not _is_settled(change) or change.event_id is None:
+            continue
+        if change.token is None:
+            untold.add(change.event_id)
+            continue
+        changed.add((change.event_id, change.token))
+        tokens = tried.get(change.event_id)
+        what = f"{change.old} to {change.new} under token {change.token}"
+        if tokens is None:
+            if change.old != "processing" and facts.history.traces:
+                yield Violation("I8", "changed, although no worker settled it", change.event_id, what)
+        elif change.token not in tokens and change.stream not in facts.queues:
+            with_tokens = f"{what}, settled with {', '.join(map(str, sorted(tokens)))}"
+            yield Violation("I8", "changed by a worker that no longer had the lease", change.event_id, with_tokens)
+    for event_id, token in accepted - changed:
+        line = facts.witness.get(event_id)
+        if changed and event_id not in untold and line is not None and line.stream not in facts.queues:
+            what = f"token {token}"
+            yield Violation("I8", "a settle was accepted, but under its token nothing changed", event_id, what)
+
+
+def _is_settled(change: Change) -> bool:
+    """Whether only a settle makes this change. To pending go promotions and refunds, from published goes the prune."""
+    return change.kind == "event" and change.old in _WORKED and change.new not in ("pending", "processing")
+
+
+def finality(facts: Facts) -> Iterator[Violation]:
+    """I9: what is published, or dead, is touched again only after an operator's replay that left an audit row."""
+    inserts: Counter[str] = Counter()
+    again: Counter[str] = Counter()
+    for change in facts.changes:
+        if change.kind != "event" or change.event_id is None:
+            continue
+        if change.old is None:
+            inserts[change.event_id] += 1
+            again[change.event_id] += inserts[change.event_id] > 1
+        elif change.old == "published" and change.new is not None:
+            again[change.event_id] += 1
+    for event_id, times in again.items():
+        if times > facts.replays(event_id):
+            what = f"{times} times, replayed {facts.replays(event_id)} times"
+            yield Violation("I9", "came back without an operator's replay", event_id, what)
+    yield from _read_again(facts)
+
+
+def _read_again(facts: Facts) -> Iterator[Violation]:
+    begun: dict[tuple[str, str, int | None], float] = {}
+    confirmed: set[tuple[str, str]] = set()
+    over: dict[str, float] = {}
+    for trace in facts.history.traces:
+        shard = trace.worker, trace.stream, trace.shard
+        match trace.kind:
+            case "read_begin":
+                begun[shard] = trace.at
+            case "published":
+                for event_id, outcome in zip(trace.event_ids, trace.outcomes, strict=False):
+                    if outcome == "published":
+                        confirmed.add((trace.worker, event_id))
+                    else:
+                        confirmed.discard((trace.worker, event_id))
+            case "settled":
+                for event_id in trace.event_ids:
+                    if (trace.worker, event_id) in confirmed:
+                        over[event_id] = trace.at
+            case "read":
+                for event_id in trace.event_ids:
+                    if begun.get(shard, 0.0) > over.get(event_id, float("inf")) and not facts.replays(event_id):
+                        what = f"by {trace.worker}"
+                        yield Violation("I9", "read again after it was settled as published", event_id, what)

@@ -1,0 +1,119 @@
+"""I15 to I17: how it served: recovery, bounds, and counters that tell the truth."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from proof.facts import Facts
+from proof.faults import HARMLESS, healed_at
+from proof.violation import Violation
+
+_RECOVERY_BOUND_SECONDS = 10.0
+_HEALING_LIMIT_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Recovery:
+    """Seconds from the end of each fault until the oldest waiting event was young again."""
+
+    seconds: list[float]
+    after_healing: float | None  # until it was so for good; none: it never was
+
+    def quantile(self, share: float) -> float:
+        ordered = sorted(self.seconds)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def recovery(facts: Facts) -> Recovery:
+    run = facts.history.run
+    bound = float(facts.settings.get("recovery_bound", _RECOVERY_BOUND_SECONDS))
+    samples = sorted(facts.history.samples, key=lambda sample: sample.at)
+    young = [sample.at for sample in samples if sample.oldest_seconds < bound]
+    end = max(run.ended, samples[-1].at if samples else 0.0)
+    seconds = []
+    for fault in facts.faults.all:
+        if fault.kind not in HARMLESS:
+            over = fault.at if fault.kind == "kill" else healed_at(fault)
+            place = bisect_left(young, over)
+            seconds.append((young[place] if place < len(young) else end) - over)
+    # The first of the samples that stayed young to the end.
+    stayed = None
+    for sample in reversed(samples):
+        if sample.oldest_seconds >= bound:
+            break
+        stayed = sample.at
+    return Recovery(seconds, None if stayed is None else max(0.0, stayed - run.healed))
+
+
+def liveness(facts: Facts) -> Iterator[Violation]:
+    """I15: once nothing is broken, the oldest waiting event is soon younger than its bound, and stays so."""
+    if not facts.history.samples:
+        return
+    limit = float(facts.settings.get("healing_limit", _HEALING_LIMIT_SECONDS))
+    after = recovery(facts).after_healing
+    if after is None:
+        oldest = max(facts.history.samples, key=lambda sample: sample.at).oldest_seconds
+        yield Violation("I15", "the oldest waiting event never became young again", "run", f"{oldest:.1f} s at the end")
+    elif after > limit:
+        yield Violation("I15", "it took too long after healing", "run", f"{after:.1f} s, allowed are {limit:g} s")
+
+
+def bounds(facts: Facts) -> Iterator[Violation]:
+    """I16: connections, memory, events in flight, and attempts per second in an outage stay below what was set.
+
+    Settings: connections_bound, memory_bound (MB), in_flight_bound (per worker and stream; else slots * batch),
+    outage_attempts_bound (events handed to the publisher per second while the broker is away, per worker).
+    """
+    settings, samples = facts.settings, facts.history.samples
+    for bound, what, values in (
+        ("connections_bound", "connections", [sample.connections for sample in samples]),
+        ("memory_bound", "MB of memory", [sample.peak_mb for sample in samples]),
+    ):
+        if bound in settings and max(values, default=0) > settings[bound]:
+            yield Violation("I16", f"more {what} than allowed", "run", f"{max(values):g}, allowed {settings[bound]:g}")
+    in_flight = settings.get("in_flight_bound", settings.get("slots", 0) * settings.get("batch", 0))
+    for (worker, stream), peak in facts.flights.peak.items():
+        if in_flight and stream not in facts.queues and peak > in_flight:
+            yield Violation(
+                "I16", "more events in flight than allowed", worker, f"{peak} of {stream}, allowed {in_flight}"
+            )
+    if "outage_attempts_bound" in settings:
+        yield from _attempts_in_outages(facts, settings["outage_attempts_bound"])
+
+
+def _attempts_in_outages(facts: Facts, bound: float) -> Iterator[Violation]:
+    tried: Counter[tuple[str, int]] = Counter()
+    for trace in facts.history.traces:
+        if trace.kind == "publish" and facts.faults.broker.overlapping(trace.at, trace.at) is not None:
+            tried[trace.worker, int(trace.at)] += len(trace.event_ids)
+    for (worker, second), times in tried.items():
+        if times > bound:
+            what = f"{times} in second {second}, allowed {bound:g}"
+            yield Violation("I16", "more attempts per second in an outage than allowed", worker, what)
+
+
+def truthful_counters(facts: Facts) -> Iterator[Violation]:
+    """I17: what the relays counted is what the history counts.
+
+    A killed relay may have counted what it could not trace any more, or the other way round: at most what it had in
+    flight.
+    """
+    counters = facts.history.final.counters
+    outcomes: Counter[str] = Counter()
+    for trace in facts.history.traces:
+        if trace.kind == "published":
+            outcomes.update(trace.outcomes)
+        elif trace.kind in ("refused", "lost", "take", "give"):
+            outcomes[trace.kind] += 1
+    outcomes["dead"] = sum(change.kind == "dead" and change.new is not None for change in facts.changes)
+    slack = sum(flight.ending == "gone" for flights in facts.flights.interrupted.values() for flight in flights)
+    for name in _known(counters):
+        if abs(counters[name] - outcomes[name]) > slack:
+            what = f"counted {counters[name]}, the history has {outcomes[name]}"
+            yield Violation("I17", "a counter does not tell what happened", name, what)
+
+
+def _known(counters: dict[str, int]) -> Sequence[str]:
+    known = ("published", "retry", "rejected", "untried", "refused", "lost", "take", "give", "dead")
+    return [name for name in known if name in counters]

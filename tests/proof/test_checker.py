@@ -1,0 +1,499 @@
+"""Each invariant catches a mutation of a correct history, and what is exempt is not flagged."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from proof.card import card
+from proof.checker import INVARIANTS, Report, check
+from proof.history import Attempted, Change, Delivery, Fault, History, Trace, Witness
+from tests.proof.world import CLOCK, STREAM, World
+
+
+def broken(report: Report) -> set[str]:
+    return {finding.invariant for finding in report.findings}
+
+
+def passes(history: History) -> Report:
+    report = check(history)
+    assert report.findings == []
+    return report
+
+
+def calm() -> World:
+    """Twelve events of three keys and of none, delivered by one worker."""
+    world = World()
+    world.take("w1")
+    for _ in range(3):
+        world.commit("a", "b", "c", None)
+        world.turn("w1")
+    return world
+
+
+def after_kill(point: str) -> World:
+    world = World()
+    world.take("w1")
+    world.commit("a", "a", "b")
+    world.turn("w1", dies=point)
+    world.commit("a")
+    world.take("w2")
+    world.turn("w2")
+    return world
+
+
+def with_dead(on_dead: str) -> World:
+    world = World(on_dead)
+    world.take("w1")
+    world.commit("a", "b")
+    world.commit("a", fate="reject")
+    world.commit("a", "b", "a")
+    world.turn("w1")
+    world.turn("w1")
+    return world
+
+
+def test_a_calm_run_passes_without_copies() -> None:
+    report = passes(calm().rest())
+
+    assert (report.copies.attributed, report.copies.unattributed) == (0, 0)
+
+
+@pytest.mark.parametrize(("point", "copies"), [("read", 0), ("sent", 3), ("confirmed", 3), ("settling", 0)])
+def test_copies_after_a_kill_are_attributed_to_it(point: str, copies: int) -> None:
+    report = passes(after_kill(point).rest())
+
+    assert report.copies.attributed == report.copies.most_per_kill == copies
+
+
+def test_a_paused_worker_that_is_refused_explains_its_copies() -> None:
+    world = World()
+    world.take("w1")
+    world.commit("a", "b")
+    world.pause("w1", "w2")
+
+    report = passes(world.rest())
+
+    assert report.copies.causes == {"stop": 2}
+
+
+@pytest.mark.parametrize("on_dead", ["skip", "block", "park"])
+def test_a_dead_event_is_a_legal_gap(on_dead: str) -> None:
+    history = with_dead(on_dead).rest()
+
+    passes(history)
+
+    later = [delivery for delivery in history.deliveries if delivery.event_id in ("e4", "e6")]
+    assert len(later) == (2 if on_dead == "skip" else 0)
+
+
+@pytest.mark.parametrize("on_dead", ["skip", "block", "park"])
+@pytest.mark.parametrize("action", ["replay", "discard"])
+def test_what_an_operator_does_with_an_audit_row_is_no_violation(on_dead: str, action: str) -> None:
+    world = with_dead(on_dead)
+    for event_id in list(world.history.final.dead):
+        (world.replay if action == "replay" else world.discard)(event_id)
+    world.commit("a", "a")
+
+    passes(world.rest())
+
+
+def test_a_retry_that_holds_its_key_passes() -> None:
+    world = World()
+    world.take("w1")
+    world.commit("a", fate="flaky")
+    world.commit("a", "b", "a")
+    for _ in range(3):
+        world.turn("w1")
+
+    passes(world.rest())
+
+
+def test_death_after_the_last_attempt_passes() -> None:
+    world = World()
+    world.take("w1")
+    world.commit("a", fate="flaky")
+    world.failures["e1"] = 9
+    world.commit("a")
+    for _ in range(5):
+        world.turn("w1")
+    history = world.rest()
+
+    assert "e1" in history.final.dead
+    passes(history)
+
+
+def test_scheduled_events_may_come_late() -> None:
+    world = World()
+    world.take("w1")
+    world.commit("a", scheduled=True)
+    world.commit("a", "a")
+    world.turn("w1")
+    world.promote()
+    world.turn("w1")
+
+    passes(world.rest())
+
+
+def test_an_unknown_commit_may_be_there_or_not() -> None:
+    world = calm()
+    world.commit("a", "b", result="unknown")
+    world.abandon("unknown")
+    world.abandon("failed")
+
+    passes(world.rest())
+
+
+def test_an_outage_charges_nothing() -> None:
+    world = World()
+    world.take("w1")
+    world.commit("a", "b")
+    world.outage("w1")
+
+    assert passes(world.rest()).copies.attributed == 0
+
+
+def test_a_queue_stream_promises_no_order() -> None:
+    history = calm().rest()
+    history.run.settings["queue_streams"] = [STREAM]
+    swap(history, "e1", "e5")
+
+    passes(history)
+
+
+def swap(history: History, first: str, second: str) -> None:
+    one, other = (next(line for line in history.deliveries if line.event_id == who) for who in (first, second))
+    one.place, other.place = other.place, one.place
+
+
+def change_of(history: History, event_id: str, new: str) -> Change:
+    return next(line for line in history.changes if (line.kind, line.event_id, line.new) == ("event", event_id, new))
+
+
+def copy(history: History, event_id: str) -> None:
+    delivery = next(line for line in history.deliveries if line.event_id == event_id)
+    history.deliveries.append(replace(delivery, place=[0, 10_000]))
+
+
+def logged(history: History, **fields: object) -> None:
+    last = history.changes[-1]
+    line = Change(last.seq + 1, last.at, "event", STREAM, 0)
+    for name, value in fields.items():
+        setattr(line, name, value)
+    history.changes.append(line)
+
+
+def lose(history: History) -> None:
+    history.deliveries[:] = [line for line in history.deliveries if line.event_id != "e4"]
+
+
+def leave_waiting(history: History) -> None:
+    history.final.states["e4"] = "pending"
+
+
+def make_phantom(history: History) -> None:
+    history.deliveries.append(Delivery("ghost", "a", "", [0, 10_000]))
+
+
+def corrupt(history: History) -> None:
+    history.deliveries[3].sha256 = "another"
+
+
+def change_key(history: History) -> None:
+    history.deliveries[3].key = "z"
+
+
+def forget_the_event(history: History) -> None:
+    history.witness.append(Witness("e99", "orders", None, 99, ""))
+    history.deliveries.append(Delivery("e99", None, "", [0, 10_000]))
+
+
+def forget_the_data(history: History) -> None:
+    logged(history, event_id="e99", new="published")
+
+
+def commit_what_was_rolled_back(history: History) -> None:
+    history.writers[0].result = "rolled_back"
+
+
+def commit_half(history: History) -> None:
+    history.writers.append(Attempted(1.0, "unknown", ["e1", "e99"]))
+
+
+def leave_out(history: History) -> None:
+    """The first event of a key."""
+    history.deliveries[:] = [line for line in history.deliveries if line.event_id != "e1"]
+
+
+def spread(history: History) -> None:
+    next(line for line in history.deliveries if line.event_id == "e5").place = [1, 3]
+
+
+def take_early(history: History) -> None:
+    lease = next(line for line in history.changes if line.kind == "lease")
+    history.changes.insert(1, replace(lease, owner="thief", token=2, at=lease.at + 1))
+    for seq, line in enumerate(history.changes):
+        line.seq = seq
+
+
+def shrink_token(history: History) -> None:
+    [line for line in history.changes if line.kind == "lease"][-1].token = 0
+
+
+def share_token(history: History) -> None:
+    leases = [line for line in history.changes if line.kind == "lease"]
+    leases[1].owner, leases[1].token, leases[1].at = "thief", leases[0].token, leases[0].at + 1
+
+
+def read_stale(history: History) -> None:
+    at = history.traces[-1].at
+    history.traces.append(Trace(at + 1, "w1", "read_begin", STREAM, 0, 1))
+    history.traces.append(Trace(at + 2, "w1", "read", STREAM, 0, 1, ["e99"]))
+
+
+def settle_stale(history: History) -> None:
+    at = history.traces[-1].at
+    history.traces.append(Trace(at + 1, "w1", "settle", STREAM, 0, 1, ["e1"]))
+    history.traces.append(Trace(at + 2, "w1", "settled", STREAM, 0, 1, ["e1"]))
+
+
+def settle_across_a_take_over(history: History) -> None:
+    change_of(history, "e1", "published").token = 2
+
+
+def settle_by_nobody(history: History) -> None:
+    for trace in history.traces:
+        if trace.kind in ("settle", "settled"):
+            trace.event_ids = [event_id for event_id in trace.event_ids if event_id != "e1"]
+
+
+def settle_without_effect(history: History) -> None:
+    settled = next(trace for trace in history.traces if trace.kind == "settled")
+    settled.token = 7
+
+
+def publish_again(history: History) -> None:
+    logged(history, event_id="e1", old="published", new="pending")
+
+
+def insert_again(history: History) -> None:
+    logged(history, event_id="e1", new="pending")
+
+
+def read_again(history: History) -> None:
+    trace = history.traces[-1]
+    history.traces.append(replace(trace, at=trace.at + 1, kind="read_begin"))
+    history.traces.append(replace(trace, at=trace.at + 2, kind="read", event_ids=["e1"]))
+
+
+def deliver_twice(history: History) -> None:
+    copy(history, "e1")
+
+
+def deliver_twice_at_a_kill_of_another(history: History) -> None:
+    history.faults.append(Fault(100.5, "kill", "w7"))
+    copy(history, "e1")
+
+
+def deliver_twice_at_a_stop(history: History) -> None:
+    history.faults.append(Fault(100.05, "term", "w1"))
+    history.traces[:] = [trace for trace in history.traces if trace.kind != "settled" or "e1" not in trace.event_ids]
+    history.faults.append(Fault(100.06, "start", "w1"))
+    copy(history, "e1")
+
+
+def die_too_early(history: History) -> None:
+    history.final.dead["e1"] = {"attempts": 1, "error": "refused", "permanent": True}
+
+
+def charge_in_an_outage(history: History) -> None:
+    change = change_of(history, "e1", "published")
+    change.attempts = 1
+    history.faults.append(Fault(change.at - CLOCK - 1, "broker", until=change.at - CLOCK + 1))
+
+
+def never_recover(history: History) -> None:
+    history.samples[-1].oldest_seconds = 11.0
+
+
+def recover_slowly(history: History) -> None:
+    history.run.healed = history.samples[0].at
+    history.samples[1].oldest_seconds = 20.0
+    history.samples[2].at += 100.0
+
+
+def open_many_connections(history: History) -> None:
+    history.run.settings["connections_bound"] = 3
+
+
+def eat_memory(history: History) -> None:
+    history.run.settings["memory_bound"] = 50
+
+
+def fly_too_many(history: History) -> None:
+    history.run.settings["batch"] = 3
+
+
+def try_too_often(history: History) -> None:
+    history.faults.append(Fault(90.0, "broker", until=200.0))
+    history.run.settings["outage_attempts_bound"] = 3
+
+
+def count_wrong(history: History) -> None:
+    history.final.counters["published"] = 11
+
+
+def record_no_leases(history: History) -> None:
+    history.changes[:] = [line for line in history.changes if line.kind != "lease"]
+
+
+def record_no_begins(history: History) -> None:
+    history.traces[:] = [trace for trace in history.traces if trace.kind != "read_begin"]
+
+
+MUTATIONS: list[tuple[str, Callable[[History], None]]] = [
+    ("I1", lose),
+    ("I1", leave_waiting),
+    ("I2", make_phantom),
+    ("I3", corrupt),
+    ("I3", change_key),
+    ("I4", forget_the_event),
+    ("I4", forget_the_data),
+    ("I4", commit_what_was_rolled_back),
+    ("I4", commit_half),
+    ("I5", lambda history: swap(history, "e1", "e5")),
+    ("I5", leave_out),
+    ("I5", spread),
+    ("I6", lambda history: swap(history, "e1", "e9")),
+    ("I7", take_early),
+    ("I7", shrink_token),
+    ("I7", share_token),
+    ("I7", read_stale),
+    ("I8", settle_stale),
+    ("I8", settle_across_a_take_over),
+    ("I8", settle_by_nobody),
+    ("I8", settle_without_effect),
+    ("I9", publish_again),
+    ("I9", insert_again),
+    ("I9", read_again),
+    ("I10", deliver_twice),
+    ("I10", deliver_twice_at_a_kill_of_another),
+    ("I10", deliver_twice_at_a_stop),
+    ("I11", die_too_early),
+    ("I11", charge_in_an_outage),
+    ("I15", never_recover),
+    ("I15", recover_slowly),
+    ("I16", open_many_connections),
+    ("I16", eat_memory),
+    ("I16", fly_too_many),
+    ("I16", try_too_often),
+    ("I17", count_wrong),
+    ("evidence", record_no_leases),
+    ("evidence", record_no_begins),
+]
+
+
+@pytest.mark.parametrize(
+    ("invariant", "mutate"), MUTATIONS, ids=[f"{name}-{mutate.__name__}" for name, mutate in MUTATIONS]
+)
+def test_a_mutation_is_caught_and_named(invariant: str, mutate: Callable[[History], None]) -> None:
+    history = calm().rest()
+    mutate(history)
+
+    report = check(history)
+
+    assert invariant in broken(report)
+    assert card(report)["verdict"] == "fail"
+
+
+def test_every_invariant_has_a_mutation() -> None:
+    assert {name for name, _ in MUTATIONS} == set(INVARIANTS)
+
+
+@pytest.mark.parametrize("on_dead", ["block", "park"])
+def test_a_delivery_behind_a_dead_head_is_caught(on_dead: str) -> None:
+    world = with_dead(on_dead)
+    world.deliver("e4")
+
+    assert "I5" in broken(check(world.rest()))
+
+
+@pytest.mark.parametrize("on_dead", ["block", "park"])
+def test_a_settle_behind_a_dead_head_is_caught_although_an_operator_acts_later(on_dead: str) -> None:
+    world = with_dead(on_dead)
+    logged(world.history, event_id="e4", old="held", new="published", token=1)
+    world.replay("e3")
+
+    assert "I5" in broken(check(world.rest()))
+
+
+def test_a_retry_that_is_overtaken_and_dies_is_caught() -> None:
+    world = World()
+    world.take("w1")
+    world.commit("a", fate="flaky")
+    world.failures["e1"] = 9
+    world.turn("w1")
+    world.asides.clear()  # the planted bug: it is forgotten that the key waits
+    world.commit("a")
+    world.turn("w1")
+    world.asides["a"] = "retry"
+
+    assert "I5" in broken(check(world.rest()))
+
+
+def test_a_replay_without_an_audit_row_is_caught() -> None:
+    world = with_dead("skip")
+    world.replay("e3")
+    history = world.rest()
+    history.changes[:] = [line for line in history.changes if line.kind != "audit"]
+
+    assert broken(check(history)) >= {"I5", "I9"}
+
+
+def test_more_copies_than_a_kill_explains_are_caught() -> None:
+    world = after_kill("confirmed")
+    world.deliver("e1")
+
+    report = check(world.rest())
+
+    assert broken(report) == {"I10"}
+    assert (report.copies.attributed, report.copies.unattributed) == (3, 1)
+
+
+def test_a_copy_of_what_the_killed_worker_had_settled_is_caught() -> None:
+    world = World()
+    world.take("w1")
+    world.commit("a")
+    world.turn("w1")
+    world.commit("b")
+    world.turn("w1", dies="confirmed")
+    world.deliver("e1")
+
+    assert broken(check(world.rest())) == {"I10"}
+
+
+def test_the_count_is_exact_and_the_examples_are_few() -> None:
+    world = World()
+    world.take("w1")
+    world.commit(*["a"] * 50)
+    history = world.rest()
+    for delivery in history.deliveries:
+        delivery.sha256 = ""
+
+    (finding,) = check(history).findings
+
+    assert (finding.count, len(finding.examples)) == (50, 20)
+
+
+def test_the_length_of_a_history_is_no_matter() -> None:
+    world = World()
+    world.history.run.settings["batch"] = 100_000
+    world.take("w1")
+    world.commit(*("hot" if n % 2 else f"k{n % 1000}" for n in range(100_000)))
+    world.turn("w1", limit=100_000, dies="confirmed")
+    world.take("w2")
+    world.turn("w2", limit=100_000)
+
+    report = passes(world.rest())
+
+    assert (len(report.facts.history.deliveries), report.copies.attributed) == (200_000, 100_000)
