@@ -85,6 +85,7 @@ class TracedStore:
         self._log = log
         self._worker = worker
         self._points = points
+        self.reader: dict[str, Grant] = {}  # of the first event of what is under way
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -117,7 +118,7 @@ class TracedStore:
         self._note("read_begin", grant)
         events = await self._store.read(grant, limit, max_bytes)
         if events:
-            self._note("read", grant, _ids(events))
+            self._read(grant, events)
             self._points.at("read")
         return events
 
@@ -125,8 +126,14 @@ class TracedStore:
         self._note("read_begin", grant)
         run = await self._store.read_due(grant, limit, max_bytes)
         if run is not None and run.events:
-            self._note("read", grant, _ids(run.events))
+            self._read(grant, run.events)
         return run
+
+    def _read(self, grant: Grant, events: Sequence[Event]) -> None:
+        ids = _ids(events)
+        for event_id in ids:
+            self.reader[event_id] = grant
+        self._note("read", grant, ids)
 
     async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
         failures = [failure.event for failure in (*settlement.failed, *settlement.dead)]
@@ -139,6 +146,8 @@ class TracedStore:
             self._note("refused", grant, ids)
             raise
         self._note("settled", grant, ids)
+        for event_id in ids:
+            self.reader.pop(event_id, None)
         return aside
 
     async def prune_published(self, keep_seconds: float, limit: int, after: Any = None) -> Page:
@@ -149,8 +158,9 @@ class TracedStore:
 class TracedPublisher:
     """A publisher that writes down what it was given and what became of it."""
 
-    def __init__(self, publisher: Publisher, log: Log, worker: str, points: Points) -> None:
+    def __init__(self, publisher: Publisher, store: TracedStore, log: Log, worker: str, points: Points) -> None:
         self._publisher = publisher
+        self._store = store
         self._log = log
         self._worker = worker
         self._points = points
@@ -172,15 +182,20 @@ class TracedPublisher:
     async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
         ids = _ids(events)
         self._points.at("before_send")
-        self._log.write(Trace(time.monotonic(), self._worker, "publish", events[0].stream, event_ids=ids))
+        self._note("publish", ids)
         self._points.around("sent")
         outcomes = await self._publisher.publish(events)
         results = [str(outcome.result) for outcome in outcomes]
-        self._log.write(
-            Trace(time.monotonic(), self._worker, "published", events[0].stream, event_ids=ids, outcomes=results)
-        )
+        self._note("published", ids, results)
         self._points.at("confirmed")
         return outcomes
+
+
+    def _note(self, kind: str, ids: Sequence[str], outcomes: Sequence[str] = ()) -> None:
+        grant = self._store.reader[ids[0]]
+        self._log.write(
+            Trace(time.monotonic(), self._worker, kind, grant.stream, grant.shard, grant.token, ids, outcomes)
+        )
 
 
 def _ids(events: Sequence[Event]) -> list[str]:
@@ -228,9 +243,10 @@ def main() -> None:
         publisher = publisher.limited_to(orders.slots)
     store = store_from_url(orders.store)
     plant(orders.planted, store, publisher)
+    traced = TracedStore(store, log, orders.name, points)
     stream = Stream(
         STREAM,
-        cast(Publisher, TracedPublisher(publisher, log, orders.name, points)),
+        cast(Publisher, TracedPublisher(publisher, traced, log, orders.name, points)),
         slots=orders.slots,
         batch=orders.batch,
         retry=Fixed(0.3),
@@ -239,8 +255,7 @@ def main() -> None:
         lease_seconds=orders.lease_seconds,
         poll_limit_seconds=0.5,
     )
-    traced = cast(Store, TracedStore(store, log, orders.name, points))
-    relay = Relay(traced, [stream], prune_seconds=5.0, grace_seconds=10.0)
+    relay = Relay(cast(Store, traced), [stream], prune_seconds=5.0, grace_seconds=10.0)
     relay.name = orders.name  # unique to this start: the traces and the leases say the same
     log.write(Trace(time.monotonic(), orders.name, "start"))
     asyncio.run(relay.run())
