@@ -41,6 +41,7 @@ class Counts:
 class _Mode:
     name: str
     drops: tuple[Direction, ...] = ()
+    after: bytes = b""  # drops begin on a connection once its client has sent this
     refuses: bool = False
     delay_seconds: float = 0.0
     jitter_seconds: float = 0.0
@@ -61,8 +62,17 @@ class _Flow:
     sink: socket.socket
     holed: bool = False  # something that its source sent, an end too, never reached its sink
     deaf: bool = False  # the sink is gone, and the source must not hear of it
-    mode: _Mode | None = None
+    mode: _Mode | None = None  # that the next three belong to
     sent_in_mode: int = 0
+    tail: bytes = b""
+    triggered: bool = False
+
+    def enter(self, mode: _Mode) -> None:
+        if self.mode is not mode:
+            self.mode, self.sent_in_mode, self.tail, self.triggered = mode, 0, b"", False
+
+    def vanishes(self, mode: _Mode) -> bool:
+        return self.direction in mode.drops and (not mode.after or (self.mode is mode and self.triggered))
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +85,7 @@ class _Connection:
     def has_hole_outside(self, mode: _Mode) -> bool:
         if self.nowhere:
             return "to_server" not in mode.drops
-        return any(flow.holed and flow.direction not in mode.drops for flow in self.flows)
+        return any(flow.holed and not flow.vanishes(mode) for flow in self.flows)
 
 
 class _Cut(ConnectionError):
@@ -165,9 +175,13 @@ class Proxy:
         """
         await self._change(_Mode(f"drop_{direction}", drops=_BOTH if direction == "both" else (direction,)))
 
-    async def swallow_replies(self) -> None:
-        """Requests arrive, on new connections too; what the server answers from now on vanishes."""
-        await self._change(_Mode("swallow_replies", drops=("to_client",)))
+    async def swallow_replies(self, *, after: bytes = b"") -> None:
+        """Requests arrive, on new connections too; what the server answers from now on vanishes.
+
+        after: on each connection only from the answer to the request that contains it, such as ``b"COMMIT"``. Without
+        it a transaction of several requests waits for the answer to its first one, and is never committed.
+        """
+        await self._change(_Mode("swallow_replies", drops=("to_client",), after=after))
 
     async def cut_after(self, count: int, direction: Direction) -> None:
         """Each connection, new ones too, is reset once it passed so many more bytes; with 0, before the first one.
@@ -280,8 +294,8 @@ class Proxy:
                 data, error = b"", caught
             if data:
                 await self._forward(flow, opposite, data)
-            elif flow.direction in self._mode.drops or flow.deaf:
-                flow.holed |= flow.direction in self._mode.drops
+            elif flow.vanishes(self._mode) or flow.deaf:
+                flow.holed |= flow.vanishes(self._mode)
                 await loop.create_future()  # until this connection is reset
             elif error:
                 raise error
@@ -293,18 +307,20 @@ class Proxy:
         rest = memoryview(data)
         while rest:
             mode = self._mode
-            if flow.deaf or flow.direction in mode.drops:
-                flow.holed |= flow.direction in mode.drops
+            if flow.deaf or flow.vanishes(mode):
+                flow.holed |= flow.vanishes(mode)
                 self.counts.lost[flow.direction] += len(rest)
                 return
             piece = rest[: self._allowance(flow, mode, len(rest))]
             if not await self._wait(flow, mode, len(piece)):
                 continue
+            if mode.after and flow.direction == "to_server":
+                _look_for(mode, flow, opposite, piece)
             try:
                 await asyncio.get_running_loop().sock_sendall(flow.sink, piece)
             except OSError:
                 # That the sink is gone is news on the way back.
-                if opposite.direction not in self._mode.drops:
+                if not opposite.vanishes(self._mode):
                     raise
                 flow.deaf = opposite.holed = True
                 continue
@@ -317,8 +333,7 @@ class Proxy:
 
     def _allowance(self, flow: _Flow, mode: _Mode, size: int) -> int:
         if mode.cut == flow.direction:
-            if flow.mode is not mode:
-                flow.mode, flow.sent_in_mode = mode, 0
+            flow.enter(mode)
             size = min(size, mode.cut_bytes - flow.sent_in_mode)
             if size <= 0:
                 raise _Cut
@@ -381,6 +396,15 @@ class ProxyThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _look_for(mode: _Mode, flow: _Flow, opposite: _Flow, piece: memoryview) -> None:
+    flow.enter(mode)
+    opposite.enter(mode)
+    seen = flow.tail + piece
+    # Before it is sent, so that no answer is quicker.
+    opposite.triggered |= mode.after in seen
+    flow.tail = seen[max(0, len(seen) - len(mode.after) + 1) :]
 
 
 def _bound(port: int) -> socket.socket:

@@ -257,6 +257,17 @@ class TestFaults:
         await bed.proxy.heal()
         assert await client.is_reset()
 
+    async def test_replies_are_swallowed_after_a_certain_request(self, bed: Bed) -> None:
+        client, other = await bed.client(), await bed.client()
+        await bed.proxy.swallow_replies(after=b"COMMIT")
+        assert await client.ask(b"BEGIN; INSERT; COM") == b"BEGIN; INSERT; COM"
+        await client.say(b"MIT")
+        await until(lambda: bed.proxy.counts.lost["to_client"] == len(b"MIT"))
+        assert await other.ask(b"BEGIN") == b"BEGIN"
+        await bed.proxy.swallow_replies(after=b"COMMIT")
+        assert await client.is_reset()
+        assert await other.ask(b"ROLLBACK") == b"ROLLBACK"
+
     async def test_drop_hides_bytes_ends_and_resets(self, bed: Bed) -> None:
         dies, new = await bed.client(), None
         await dies.ask(b"x")
@@ -382,8 +393,8 @@ class TestOnServers:
             direct.execute(f"CREATE TABLE {table} (n int)".encode())
             url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
             client = psycopg.connect(url)
+            thread.run(proxy.swallow_replies(after=b"COMMIT"))
             client.execute(f"INSERT INTO {table} VALUES (1)".encode())
-            thread.run(proxy.swallow_replies())
             with pytest.raises(psycopg.OperationalError), _meanwhile(lambda: _heal_after_loss(thread, proxy)):
                 client.commit()
             client.close()
