@@ -6,6 +6,7 @@ import base64
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from . import maven, process
 from .base import ServerSet
@@ -14,6 +15,14 @@ from .java import JavaServer, Jit
 
 VERSION = "4.3.1"
 CLUSTER = "pillarboxpillarboxpill"  # an identity has 22 characters
+
+
+class ProxyPorts(NamedTuple):
+    """A broker tells its clients where it is, so that they would leave a proxy after their first question: it has to
+    know where each proxy listens, and needs a port of its own for what comes from there."""
+
+    listen: int
+    target: int
 
 
 class Kafka(JavaServer):
@@ -35,9 +44,13 @@ class Kafka(JavaServer):
         jit: Jit = "fast-start",
         node: int = 1,
         controllers: Mapping[int, int] | None = None,
+        proxies: int = 0,
     ) -> None:
-        """`controllers` maps the number of each node of a cluster to its controller's port."""
+        """`controllers` maps the number of each node of a cluster to its controller's port. `proxies` is how many can
+        stand before this node: one that listens on `proxies[0].listen` and leads to `proxies[0].target` keeps all of a
+        client whose bootstrap server it is."""
         super().__init__(settings=settings, jit=jit)
+        self.proxies = [ProxyPorts(process.free_port(), process.free_port()) for _ in range(proxies)]
         self.node = node
         self.controllers = controllers or {node: process.free_port()}
 
@@ -86,11 +99,27 @@ class Kafka(JavaServer):
             "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{self.controllers[self.node]}",
         }
 
+    def _listeners(self) -> Mapping[str, str]:
+        if not self.proxies:
+            return {}
+        names = {f"PROXY{number}": ports for number, ports in enumerate(self.proxies, 1)}
+        behind = [f"{name}://127.0.0.1:{ports.target}" for name, ports in names.items()]
+        before = [f"{name}://127.0.0.1:{ports.listen}" for name, ports in names.items()]
+        return {
+            "listeners": ",".join([self._roles(self.port)["listeners"], *behind]),
+            "advertised.listeners": ",".join([f"PLAINTEXT://{self.address}", *before]),
+            "listener.security.protocol.map": ",".join(
+                f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "CONTROLLER", *names)
+            ),
+            "inter.broker.listener.name": "PLAINTEXT",
+        }
+
     def _properties(self) -> Mapping[str, str]:
         nodes = len(self.controllers)
         copies, in_sync = str(nodes), str(max(1, nodes - 1))
         return {
             **self._roles(self.port),
+            **self._listeners(),
             "log.dirs": str(self.folder / "data"),
             "auto.create.topics.enable": "false",
             "default.replication.factor": copies,
@@ -111,11 +140,13 @@ class KafkaCluster(ServerSet):
 
     name = "kafka_cluster"
 
-    def __init__(self, *, settings: Mapping[str, str] | None = None, jit: Jit = "fast-start") -> None:
+    def __init__(self, *, settings: Mapping[str, str] | None = None, jit: Jit = "fast-start", proxies: int = 0) -> None:
+        """A client needs a proxy before every node: its bootstrap servers are `node.proxies[0].listen` of each."""
         super().__init__(settings=settings)
         controllers = {number: process.free_port() for number in (1, 2, 3)}
         self.nodes: Sequence[Kafka] = [
-            Kafka(settings=settings, jit=jit, node=number, controllers=controllers) for number in controllers
+            Kafka(settings=settings, jit=jit, node=number, controllers=controllers, proxies=proxies)
+            for number in controllers
         ]
 
     @property

@@ -1,0 +1,426 @@
+"""A TCP proxy that breaks the network between one relay and one server.
+
+One fault at a time; each call that changes it returns when the change is in force. What the proxy had already begun to
+write counts as passed.
+"""
+
+import asyncio
+import random
+import socket
+import struct
+import threading
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeVar
+
+Direction = Literal["to_server", "to_client"]
+T = TypeVar("T")
+
+_LOCAL: Final = "127.0.0.1"
+_CHUNK: Final = 64 * 1024  # all that a connection holds in each direction
+_BACKLOG: Final = 1024
+_PIECES_PER_SECOND: Final = 10  # of a throttled stream
+_NO_DESCRIPTORS_SECONDS: Final = 0.1
+_NOW: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
+_BOTH: Final[tuple[Direction, Direction]] = ("to_server", "to_client")
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start. Lost bytes are those that vanished; resets are connections that the proxy itself reset."""
+
+    connections: int = 0
+    resets: int = 0
+    passed: dict[Direction, int] = field(default_factory=lambda: dict.fromkeys(_BOTH, 0))
+    lost: dict[Direction, int] = field(default_factory=lambda: dict.fromkeys(_BOTH, 0))
+
+
+@dataclass(slots=True, eq=False)
+class _Mode:
+    name: str
+    drops: tuple[Direction, ...] = ()
+    after: bytes = b""  # drops begin on a connection once its client has sent this
+    refuses: bool = False
+    delay_seconds: float = 0.0
+    jitter_seconds: float = 0.0
+    bytes_per_second: float = 0.0
+    cut: Direction | None = None
+    cut_bytes: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    # When a throttled line will have carried all that waits for it.
+    free_at: dict[Direction, float] = field(default_factory=lambda: dict.fromkeys(_BOTH, 0.0))
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    """One direction of a connection."""
+
+    direction: Direction
+    source: socket.socket
+    sink: socket.socket
+    holed: bool = False  # something that its source sent, an end too, never reached its sink
+    deaf: bool = False  # the sink is gone, and the source must not hear of it
+    mode: _Mode | None = None  # that the next three belong to
+    sent_in_mode: int = 0
+    tail: bytes = b""
+    triggered: bool = False
+
+    def enter(self, mode: _Mode) -> None:
+        if self.mode is not mode:
+            self.mode, self.sent_in_mode, self.tail, self.triggered = mode, 0, b"", False
+
+    def vanishes(self, mode: _Mode) -> bool:
+        return self.direction in mode.drops and (not mode.after or (self.mode is mode and self.triggered))
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    sockets: list[socket.socket]
+    flows: list[_Flow] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    nowhere: bool = False  # made while nothing could reach the server
+
+    def has_hole_outside(self, mode: _Mode) -> bool:
+        if self.nowhere:
+            return "to_server" not in mode.drops
+        return any(flow.holed and not flow.vanishes(mode) for flow in self.flows)
+
+
+class _Cut(ConnectionError):
+    """The bytes that a connection was allowed are through."""
+
+
+class Proxy:
+    """Listens on 127.0.0.1 and passes bytes on to one server, in the event loop that started it.
+
+    port: where to listen; 0 takes a free one. Known after ``start``.
+    seed: of the jitter.
+    """
+
+    def __init__(self, target_host: str, target_port: int, *, port: int = 0, seed: int = 0) -> None:
+        self.counts = Counts()
+        self._target = (target_host, target_port)
+        self._port = port
+        self._random = random.Random(seed)
+        self._mode = _Mode("pass")
+        self._connections: set[_Connection] = set()
+        self._place: socket.socket | None = None
+        self._listener: socket.socket | None = None
+        self._changing = asyncio.Lock()
+
+    @property
+    def port(self) -> int:
+        if not self._port:
+            raise RuntimeError("the proxy has no port before start()")
+        return self._port
+
+    @property
+    def mode(self) -> str:
+        return self._mode.name
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
+
+    async def start(self) -> Self:
+        # Bound and never listening: it keeps the port while connections are refused. Otherwise another socket could
+        # take the port, or a client that retries could connect to itself.
+        self._place = _bound(self._port)
+        self._port = self._place.getsockname()[1]
+        self._listen()
+        return self
+
+    async def close(self) -> None:
+        """Resets what is open. Safe to call twice."""
+        async with self._changing:
+            self._deafen()
+            if self._place is not None:
+                self._place.close()
+                self._place = None
+            self._mode.ended.set()
+            await self._reset(list(self._connections))
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def heal(self) -> None:
+        """All passes. Connections that lost something are reset: a stream with a hole must never go on."""
+        await self._change(_Mode("pass"))
+
+    async def delay(self, seconds: float, jitter: float = 0.0) -> None:
+        """Whatever arrives waits so long, and up to ``jitter`` more; what follows it in its stream waits behind it."""
+        await self._change(_Mode("delay", delay_seconds=seconds, jitter_seconds=jitter))
+
+    async def throttle(self, bytes_per_second: float) -> None:
+        """In each direction, for all connections together."""
+        if bytes_per_second <= 0:
+            raise ValueError(f"throttle({bytes_per_second}) would never end; use drop to pass nothing")
+        await self._change(_Mode("throttle", bytes_per_second=bytes_per_second))
+
+    async def refuse(self, *, reset: bool = False) -> None:
+        """New connections are refused; those that exist go on, or are reset."""
+        await self._change(_Mode("refuse", refuses=True), reset=reset)
+
+    async def drop(self, direction: Direction | Literal["both"] = "both") -> None:
+        """Half-open: what is sent, closed or reset on one side is not heard of on the other.
+
+        New connections are accepted. When nothing reaches the server, it does not hear of them either.
+        """
+        await self._change(_Mode(f"drop_{direction}", drops=_BOTH if direction == "both" else (direction,)))
+
+    async def swallow_replies(self, *, after: bytes = b"") -> None:
+        """Requests arrive, on new connections too; what the server answers from now on vanishes.
+
+        after: on each connection only from the answer to the request that contains it, such as ``b"COMMIT"``. Without
+        it a transaction of several requests waits for the answer to its first one, and is never committed.
+        """
+        await self._change(_Mode("swallow_replies", drops=("to_client",), after=after))
+
+    async def cut_after(self, count: int, direction: Direction) -> None:
+        """Each connection, new ones too, is reset once it passed so many more bytes; with 0, before the first one.
+
+        A reader that does not keep up gets fewer: a reset overtakes what is still on its way.
+        """
+        await self._change(_Mode("cut_after", cut=direction, cut_bytes=count))
+
+    async def reset(self) -> None:
+        """RST to both ends of every connection, once; the mode stays."""
+        async with self._changing:
+            await self._reset(list(self._connections))
+
+    async def _change(self, mode: _Mode, *, reset: bool = False) -> None:
+        async with self._changing:
+            if self._place is None:
+                raise RuntimeError("the proxy is not started, or closed")
+            self._mode.ended.set()
+            self._mode = mode
+            if mode.refuses:
+                self._deafen()
+            elif self._listener is None:
+                self._listen()
+            await self._reset([each for each in self._connections if reset or each.has_hole_outside(mode)])
+
+    async def _reset(self, connections: Iterable[_Connection]) -> None:
+        tasks = [each.task for each in connections if each.task is not None]
+        self.counts.resets += len(tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _listen(self) -> None:
+        self._listener = _bound(self._port)
+        self._listener.listen(_BACKLOG)
+        self._watch(self._listener)
+
+    def _watch(self, listener: socket.socket) -> None:
+        if listener is self._listener:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _deafen(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        # Not loop.sock_accept, which loses a connection when it is cancelled at the wrong moment.
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:
+            # Out of descriptors: the connection stays in the queue, and the loop would spin.
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            loop.call_later(_NO_DESCRIPTORS_SECONDS, self._watch, listener)
+            return
+        _prepare(client)
+        self.counts.connections += 1
+        connection = _Connection([client])
+        self._connections.add(connection)
+        connection.task = asyncio.get_running_loop().create_task(self._serve(connection))
+        # Not at the end of the task's own code, which does not run at all when it is cancelled before its first step.
+        connection.task.add_done_callback(lambda task: self._end(connection, task))
+
+    def _end(self, connection: _Connection, task: asyncio.Task[None]) -> None:
+        self._connections.discard(connection)
+        broken = task.cancelled() or task.exception() is not None
+        for each in connection.sockets:
+            if broken:
+                with suppress(OSError):
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NOW)
+            each.close()
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        errors = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])
+        self.counts.resets += errors.subgroup(_Cut) is not None
+        _, unexpected = errors.split(OSError)
+        if unexpected is not None:
+            task.get_loop().call_exception_handler({"message": "a bug in the proxy", "exception": unexpected})
+
+    async def _serve(self, connection: _Connection) -> None:
+        (client,) = connection.sockets
+        if "to_server" in self._mode.drops:
+            connection.nowhere = True
+            with suppress(OSError):
+                while data := await asyncio.get_running_loop().sock_recv(client, _CHUNK):
+                    self.counts.lost["to_server"] += len(data)
+            return
+        server = socket.socket()
+        connection.sockets.append(server)
+        _prepare(server)
+        await asyncio.get_running_loop().sock_connect(server, self._target)
+        there, back = _Flow("to_server", client, server), _Flow("to_client", server, client)
+        connection.flows += [there, back]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pump(there, back))
+            group.create_task(self._pump(back, there))
+
+    async def _pump(self, flow: _Flow, opposite: _Flow) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            error = None
+            try:
+                data = await loop.sock_recv(flow.source, _CHUNK)
+            except OSError as caught:
+                data, error = b"", caught
+            if data:
+                await self._forward(flow, opposite, data)
+            elif flow.vanishes(self._mode) or flow.deaf:
+                flow.holed |= flow.vanishes(self._mode)
+                await loop.create_future()  # until this connection is reset
+            elif error:
+                raise error
+            else:
+                flow.sink.shutdown(socket.SHUT_WR)
+                return
+
+    async def _forward(self, flow: _Flow, opposite: _Flow, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            mode = self._mode
+            if flow.deaf or flow.vanishes(mode):
+                flow.holed |= flow.vanishes(mode)
+                self.counts.lost[flow.direction] += len(rest)
+                return
+            piece = rest[: self._allowance(flow, mode, len(rest))]
+            if not await self._wait(flow, mode, len(piece)):
+                continue
+            if mode.after and flow.direction == "to_server":
+                _look_for(mode, flow, opposite, piece)
+            try:
+                await asyncio.get_running_loop().sock_sendall(flow.sink, piece)
+            except OSError:
+                # That the sink is gone is news on the way back.
+                if not opposite.vanishes(self._mode):
+                    raise
+                flow.deaf = opposite.holed = True
+                continue
+            self.counts.passed[flow.direction] += len(piece)
+            rest = rest[len(piece) :]
+            if mode.cut == flow.direction and mode is self._mode:
+                flow.sent_in_mode += len(piece)
+                if flow.sent_in_mode >= mode.cut_bytes:
+                    raise _Cut
+
+    def _allowance(self, flow: _Flow, mode: _Mode, size: int) -> int:
+        if mode.cut == flow.direction:
+            flow.enter(mode)
+            size = min(size, mode.cut_bytes - flow.sent_in_mode)
+            if size <= 0:
+                raise _Cut
+        if mode.bytes_per_second:
+            size = min(size, max(1, int(mode.bytes_per_second / _PIECES_PER_SECOND)))
+        return size
+
+    async def _wait(self, flow: _Flow, mode: _Mode, size: int) -> bool:
+        """False: the mode changed meanwhile, and the new one decides."""
+        seconds = 0.0
+        if mode.bytes_per_second:
+            now = asyncio.get_running_loop().time()
+            free_at = max(now, mode.free_at[flow.direction]) + size / mode.bytes_per_second
+            mode.free_at[flow.direction] = free_at
+            seconds = free_at - now
+        elif mode.delay_seconds or mode.jitter_seconds:
+            seconds = mode.delay_seconds + self._random.uniform(0, mode.jitter_seconds)
+        if seconds:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await mode.ended.wait()
+        return mode is self._mode
+
+
+class ProxyThread:
+    """An event loop in a thread of its own for any number of proxies, so that a busy harness does not slow them.
+
+    ``thread.run(proxy.heal())`` blocks until it is done.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proof-proxy", daemon=True)
+        self._proxies: list[Proxy] = []
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self, target_host: str, target_port: int, *, port: int = 0, seed: int = 0) -> Proxy:
+        """A started proxy; closed with the thread."""
+        proxy = Proxy(target_host, target_port, port=port, seed=seed)
+        self._proxies.append(proxy)
+        return self.run(proxy.start())
+
+    def run(self, change: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(change, self._loop).result()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._loop.is_closed():
+            return
+        for proxy in self._proxies:
+            self.run(proxy.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _look_for(mode: _Mode, flow: _Flow, opposite: _Flow, piece: memoryview) -> None:
+    flow.enter(mode)
+    opposite.enter(mode)
+    seen = flow.tail + piece
+    # Before it is sent, so that no answer is quicker.
+    opposite.triggered |= mode.after in seen
+    flow.tail = seen[max(0, len(seen) - len(mode.after) + 1) :]
+
+
+def _bound(port: int) -> socket.socket:
+    sock = socket.socket()
+    sock.setblocking(False)
+    # Lets two sockets have the port as long as only one of them listens.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((_LOCAL, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _prepare(sock: socket.socket) -> None:
+    sock.setblocking(False)
+    # Small replies must not wait for an acknowledgement: that would be a delay nobody asked for.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
