@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from importlib.metadata import distribution
 from pathlib import Path
 
+from proof.databases.base import Database
+from proof.network import Network
+from proof.proxy import Proxy
 from proof.worker import Orders
 from proof.worker import as_argument as worker_argument
 from proof.writer import Load
@@ -22,7 +25,8 @@ class Worker:
 
     name: str
     process: subprocess.Popen[bytes]
-    clock: str | None
+    to_database: Proxy | None
+    to_broker: Proxy | None
 
     @property
     def is_alive(self) -> bool:
@@ -52,8 +56,10 @@ class Worker:
 class Crew:
     """All of them; ``close`` leaves none behind."""
 
-    def __init__(self, folder: Path, orders: Orders) -> None:
+    def __init__(self, folder: Path, orders: Orders, database: Database, network: Network) -> None:
         self.folder = folder
+        self.network = network
+        self._database = database
         self.orders = orders
         self.workers: list[Worker] = []
         self.writers: list[subprocess.Popen[bytes]] = []
@@ -63,11 +69,15 @@ class Crew:
         """``clock``: how far off its clock is, such as ``+1h``."""
         self._number += 1
         name = f"w{self._number}"
-        worker = Worker(
-            name,
-            self._start("proof.worker", name, worker_argument(replace(self.orders, name=name)), _clock(clock)),
-            clock,
-        )
+        orders = replace(self.orders, name=name)
+        to_database, to_broker = self.network.to_database(), None
+        if to_database is not None:
+            orders.store = self._database.through(to_database.port)
+        if self.network.broker:
+            to_broker = self.network.broker[self._number % len(self.network.broker)]
+            orders.broker = {**orders.broker, "servers": f"127.0.0.1:{to_broker.port}"}
+        process = self._start("proof.worker", name, worker_argument(orders), _clock(clock))
+        worker = Worker(name, process, to_database, to_broker)
         self.workers.append(worker)
         return worker
 

@@ -11,12 +11,28 @@ from typing import Any, TypeAlias
 from proof.crew import Crew, Worker
 from proof.databases.base import Database
 from proof.history import Fault, Log
+from proof.proxy import Proxy
 from proof.worker import POINTS
 from tests.servers import Kafka
 
 Broken: TypeAlias = Generator[float, None, None]
 
 _MOST_WORKERS = 8
+
+
+_COMMITS = {"mongo": (b"commitTransaction",), "mysql": (b"COMMIT",)}
+
+
+def _modes(proxy: Proxy, chance: Random) -> list[tuple[str, Callable[[], Any]]]:
+    return [
+        ("delay", lambda: proxy.delay(chance.uniform(0.01, 0.2), 0.05)),
+        ("throttle", lambda: proxy.throttle(20_000)),
+        ("reset", proxy.reset),
+        ("refuse", lambda: proxy.refuse(reset=True)),
+        ("drop", lambda: proxy.drop("both")),
+        ("drop replies", lambda: proxy.drop("to_client")),
+        ("cut", lambda: proxy.cut_after(chance.randint(100, 20_000), "to_client")),
+    ]
 
 
 class Injector:
@@ -58,10 +74,13 @@ class Injector:
             "writer": (1, self.kill_writer),
             "operator": (1, self.operator),
         }
+        if self._database.port is not None:
+            known |= {"network": (3, self.network), "swallow": (3, self.swallow)}
         if self._database.can_restart:
             known |= {"database": (1, self.database), "sessions": (2, self.sessions), "freeze": (1, self.freeze)}
         if self._kafka is not None:
             known |= {"broker": (1, self.broker), "broker_pause": (1, self.broker_pause)}
+            known |= {"broker_network": (2, self.broker_network)}
         if only is not None:
             return [known[only][1]]
         return [fault for weight, fault in known.values() for _ in range(weight)]
@@ -230,6 +249,40 @@ class Injector:
             server.resume()
             self._away.discard("database")
             self._note("database", point="frozen", at=begun)
+
+    def network(self) -> Broken:
+        """Between one relay and the database."""
+        worker = self._one()
+        if worker is None or worker.to_database is None:
+            return
+        begun = time.monotonic()
+        name, change = self._chance.choice(_modes(worker.to_database, self._chance))
+        self._crew.network.run(change())
+        yield self._chance.uniform(0.3, self._crew.orders.lease_seconds * 1.5)
+        self._crew.network.run(worker.to_database.heal())
+        self._note(f"proxy:{name}", worker, at=begun)
+
+    def swallow(self) -> Broken:
+        """What one relay asks of the database is done, and the answer never comes."""
+        worker = self._one()
+        if worker is None or worker.to_database is None:
+            return
+        begun = time.monotonic()
+        after = self._chance.choice((b"", *_COMMITS.get(self._database.name, ())))
+        self._crew.network.run(worker.to_database.swallow_replies(after=after))
+        yield self._chance.uniform(0.3, 2.0)
+        self._crew.network.run(worker.to_database.heal())
+        self._note("proxy:swallow", worker, at=begun)
+
+    def broker_network(self) -> Broken:
+        """Between some relays and the broker: slow, half open, or acknowledgements that never come."""
+        proxy = self._chance.choice(self._crew.network.broker)
+        begun = time.monotonic()
+        name, change = self._chance.choice([*_modes(proxy, self._chance), ("swallow", proxy.swallow_replies)])
+        self._crew.network.run(change())
+        yield self._chance.uniform(0.5, 4.0)
+        self._crew.network.run(proxy.heal())
+        self._note("broker", point=f"proxy:{name}", at=begun)
 
     def broker(self) -> Broken:
         if self._kafka is not None and "broker" not in self._away:

@@ -15,8 +15,9 @@ from confluent_kafka.cimpl import NewTopic
 from pillarbox import __version__
 from proof.crew import Crew
 from proof.databases import DATABASES
-from proof.injector import Injector
 from proof.history import Delivery, History, Log, Run, Sample, save
+from proof.injector import Injector
+from proof.network import BROKER_PROXIES, Network
 from proof.worker import STREAM, Orders, fingerprint
 from proof.writer import Load
 from tests.servers import Kafka
@@ -48,8 +49,9 @@ def perform(plan: Plan, folder: Path) -> History:
     """Run it, and read what it left."""
     folder.mkdir(parents=True, exist_ok=True)
     database = DATABASES[plan.store](folder)
-    kafka = Kafka() if plan.broker == "kafka" else None
+    kafka = Kafka(proxies=BROKER_PROXIES) if plan.broker == "kafka" else None
     crew: Crew | None = None
+    network: Network | None = None
     try:
         if kafka is not None:
             kafka.start()
@@ -57,7 +59,8 @@ def perform(plan: Plan, folder: Path) -> History:
         database.prepare(keys)
         orders = Orders("", str(folder), database.url, _broker(plan, kafka, folder), on_dead=plan.on_dead)
         orders.planted = plan.planted
-        crew = Crew(folder, orders)
+        network = Network(database, kafka)
+        crew = Crew(folder, orders, database, network)
         run = _run(plan, database, orders)
         save(folder, "run", run)
         for number in range(plan.writers):
@@ -83,6 +86,8 @@ def perform(plan: Plan, folder: Path) -> History:
     finally:
         if crew is not None:
             crew.close()
+        if network is not None:
+            network.close()
         if kafka is not None:
             kafka.close()
         database.close()
@@ -104,7 +109,15 @@ def _run(plan: Plan, database: Any, orders: Orders) -> Run:
     }
     now = time.monotonic()
     return Run(
-        plan.seed, plan.store, plan.broker, plan.seconds, versions, settings, time.time() - now, now, planted=plan.planted
+        plan.seed,
+        plan.store,
+        plan.broker,
+        plan.seconds,
+        versions,
+        settings,
+        time.time() - now,
+        now,
+        planted=plan.planted,
     )
 
 
@@ -211,7 +224,9 @@ def _consume(kafka: Kafka) -> list[Delivery]:
         mark = headers.get("proof", b"").decode()
         sha256 = fingerprint(key, message.value() or b"", mark)
         event_id = headers["event_id"].decode()
-        found.append(Delivery(event_id, key, sha256, [message.partition(), message.offset()], message.timestamp()[1] / 1000))
+        found.append(
+            Delivery(event_id, key, sha256, [message.partition(), message.offset()], message.timestamp()[1] / 1000)
+        )
         if message.offset() + 1 >= ends[message.partition()]:
             left.discard(message.partition())
     consumer.close()

@@ -91,9 +91,7 @@ class TracedStore:
         return getattr(self._store, name)
 
     def _note(self, kind: str, grant: Grant, ids: Sequence[str] = ()) -> None:
-        self._log.write(
-            Trace(time.monotonic(), self._worker, kind, grant.stream, grant.shard, grant.token, ids)
-        )
+        self._log.write(Trace(time.monotonic(), self._worker, kind, grant.stream, grant.shard, grant.token, ids))
 
     async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
         self._points.around("taking")
@@ -189,7 +187,6 @@ class TracedPublisher:
         self._note("published", ids, results)
         self._points.at("confirmed")
         return outcomes
-
 
     def _note(self, kind: str, ids: Sequence[str], outcomes: Sequence[str] = ()) -> None:
         grant = self._store.reader[ids[0]]

@@ -56,6 +56,11 @@ class Database(ABC):
     def through(self, port: int) -> str:
         """The same through a proxy."""
 
+    @property
+    def port(self) -> int | None:
+        """Where a proxy leads to; none where no proxy can stand before it."""
+        return None if self.server is None else self.server.port
+
     @abstractmethod
     def prepare(self, keys: Sequence[str]) -> None:
         """Make the outbox, the business tables and the log."""

@@ -16,7 +16,7 @@ from pymongo.errors import PyMongoError
 from pillarbox import Outbox
 from pillarbox.ids import uuid7
 from proof.databases.base import Database, Writer, Written
-from proof.history import Change, Final, Log, Witness
+from proof.history import Change, Final, Witness
 from proof.worker import STREAM, fingerprint
 from tests.servers import Mongo, MongoSet, Server
 
@@ -114,6 +114,11 @@ class MongoProof(Database):
 
     def through(self, port: int) -> str:
         return f"mongodb://127.0.0.1:{port}/proof?directConnection=true"
+
+    @property
+    def port(self) -> int | None:
+        # The clients of a set go where its nodes say, past any proxy.
+        return super().port if self.nodes == 1 else None
 
     def prepare(self, keys: Sequence[str]) -> None:
         self.migrate()
@@ -266,7 +271,13 @@ class Meaning:
             old, now = None if new else before.get("status"), None if gone else after["status"]
             attempts = after.get("attempts")
             return Change(
-                kind="event", event_id=raw["id"], old=old, new=now, attempts=attempts, token=None if new else held, **common
+                kind="event",
+                event_id=raw["id"],
+                old=old,
+                new=now,
+                attempts=attempts,
+                token=None if new else held,
+                **common,
             )
         if raw["coll"] == "blocked_key":
             if not (new or gone or "mode" in raw["set"]):

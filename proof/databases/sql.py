@@ -188,7 +188,7 @@ class PostgresProof(SqlProof):
     business = (
         "CREATE TABLE proof_key (k text PRIMARY KEY, n bigint NOT NULL)",
         "CREATE TABLE proof_witness (event_id text PRIMARY KEY, k text, n bigint, sha256 text, fate text)",
-        f"""CREATE TABLE proof_change (seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        """CREATE TABLE proof_change (seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
             kind text, stream text, shard int, event_id text, k text, old text, new text, attempts int, owner text,
             token bigint, until timestamptz)""",
     )
@@ -285,7 +285,9 @@ def _plain_triggers(now_held: str, differ: str, body: str) -> Sequence[str]:
         ("audit", "INSERT", "", "'audit', NEW.stream, NULL, {a}, NULL, NULL, NEW.action, NULL, NEW.operator, NULL, NULL"),
     ]  # fmt: skip
     return [
-        body.format(name=f"proof_{table}_{when.lower()}", when=when, table=table, condition=condition, insert=_log(values))
+        body.format(
+            name=f"proof_{table}_{when.lower()}", when=when, table=table, condition=condition, insert=_log(values)
+        )
         for table, when, condition, values in wanted
     ]
 
@@ -324,13 +326,19 @@ class MysqlProof(SqlProof):
     def connect(self) -> Any:
         parts = urlsplit(self.url)
         return pymysql.connect(
-            host=parts.hostname, port=parts.port or 3306, user=parts.username, database=parts.path[1:], connect_timeout=5
+            host=parts.hostname,
+            port=parts.port or 3306,
+            user=parts.username,
+            database=parts.path[1:],
+            connect_timeout=5,
         )
 
     def cut_sessions(self) -> None:
         connection = self.connect()
         cursor = connection.cursor()
-        cursor.execute("SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user <> 'system user'")
+        cursor.execute(
+            "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user <> 'system user'"
+        )
         for (number,) in cursor.fetchall():
             with suppress(pymysql.Error):
                 cursor.execute(f"KILL {number}")

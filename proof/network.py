@@ -1,0 +1,32 @@
+"""The proxies of a run: one before the database for each relay, and a few before the broker."""
+
+from typing import Any
+
+from proof.databases.base import Database
+from proof.proxy import Proxy, ProxyThread
+from tests.servers import Kafka
+
+BROKER_PROXIES = 4
+
+
+class Network:
+    """Opens them; those of a relay that ended stay until the run does."""
+
+    def __init__(self, database: Database, kafka: Kafka | None) -> None:
+        self._database = database
+        self._thread = ProxyThread()
+        self._kafka = kafka
+        self.broker: list[Proxy] = []
+        if kafka is not None:
+            self.broker = [self._thread.open("127.0.0.1", ports.target, port=ports.listen) for ports in kafka.proxies]
+
+    def to_database(self) -> Proxy | None:
+        """A new one; none where the database is not behind a network, or its clients learn its address."""
+        port = self._database.port
+        return None if port is None else self._thread.open("127.0.0.1", port)
+
+    def run(self, change: Any) -> None:
+        self._thread.run(change)
+
+    def close(self) -> None:
+        self._thread.close()
