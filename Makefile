@@ -22,7 +22,7 @@ test: env servers ## the whole suite against real servers, which it brings itsel
 	@$(PYTEST) -n 2 --dist loadfile
 
 quick: env ## what runs in under a minute without servers
-	@$(PYTEST) -n 2 tests/unit tests/docs -k "not TestOnServers"
+	@$(PYTEST) -n 2 tests/unit tests/docs tests/proof -k "not TestOnServers"
 
 check: env ## format, lint, types, import layers, docs
 	@.venv/bin/ruff format --check .

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from proof.faults import Faults
-from proof.flights import Flights
-from proof.history import Change, Delivery, History, Witness
+from proof.flights import Flight, Flights
+from proof.history import Change, Delivery, Fault, History, Witness
 
 PARKED = "parked"
 _ENDED_BY_OPERATOR = frozenset({"discard", "purge"})
@@ -108,6 +108,24 @@ class Facts:
             elif change.kind == "event" and change.new == "published" and change.event_id not in replayed:
                 found.add(change.event_id or "")
         return found
+
+    @cached_property
+    def settled(self) -> set[tuple[str, int]]:
+        """Ids that were marked or removed as published, each with the token under which that was done."""
+        return {
+            (change.event_id, change.token)
+            for change in self.changes
+            if change.kind == "event" and change.event_id is not None and change.token is not None
+            if change.new == "published"
+            or (change.new is None and change.old != "published" and change.event_id not in self.ever_dead)
+        }
+
+    def cause(self, flight: Flight) -> Fault | str | None:
+        """The fault that explains a second copy of the event of this flight."""
+        token = flight.held[3]
+        if flight.ending in ("gone", "refused") and token is not None and (flight.event_id, token) in self.settled:
+            return None  # its settle was done, and only the answer is missing
+        return self.flights.cause(flight, self.faults)
 
     def lane(self, event_id: str) -> Lane | None:
         """The key within which this event has its place; none where no order is promised."""

@@ -100,7 +100,7 @@ class Flights:
             self._close(flight, at, ending)
 
     def cause(self, flight: Flight, faults: Faults) -> Fault | str | None:
-        """The fault that explains a second copy of the event of this flight."""
+        """The fault that interrupted this flight."""
         worker = flight.worker
         if flight.ending == "gone":
             kill = faults.of("kill", worker).first_from(flight.begun - _KILL_SECONDS, flight.ended)

@@ -31,7 +31,7 @@ def count_copies(facts: Facts) -> tuple[Copies, list[Violation]]:
     unexplained = []
     causes: dict[str, list[Fault | str]] = {}
     for event_id, flights in facts.flights.interrupted.items():
-        told = (facts.flights.cause(flight, facts.faults) for flight in flights)
+        told = (facts.cause(flight) for flight in flights)
         causes[event_id] = [cause for cause in told if cause is not None]
         found.in_flight.update(_kill(cause) for cause in causes[event_id] if _is_kill(cause))
     for event_id, copies in facts.delivered.items():
