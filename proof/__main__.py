@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
+
 from proof import card
 from proof.checker import check
 from proof.history import History
@@ -28,7 +30,7 @@ def judge(folder: Path, file: Path = _CARD) -> int:
     gc.disable()  # millions of small records without cycles: looking for garbage among them takes longer than the check
     try:
         history = History.read(folder)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, msgspec.MsgspecError) as error:
         print(f"{folder} holds no history: {error}", file=sys.stderr)
         return 2
     found = card.card(check(history))

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 
 @dataclass(slots=True)
 class Run:
@@ -193,8 +195,9 @@ def save(folder: Path, name: str, record: Run | Final) -> None:
 def _read(path: Path, kind: Any) -> Iterator[Any]:
     if not path.exists():
         return
-    with path.open() as lines:
+    decode = msgspec.json.Decoder(kind).decode  # millions of lines: several times as fast as the standard library
+    with path.open("rb") as lines:
         for line in lines:
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return  # the process was killed while it wrote
-            yield kind(**json.loads(line))
+            yield decode(line)

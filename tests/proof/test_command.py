@@ -84,3 +84,19 @@ def test_a_folder_without_a_history(tmp_path: Path, content: str | None, capsys:
 
     assert main(["check", str(tmp_path)]) == 2
     assert "holds no history" in capsys.readouterr().err
+
+
+def test_a_file_with_a_damaged_line_is_no_history(tmp_path: Path) -> None:
+    write(killed(), tmp_path)
+    with (tmp_path / "changes.jsonl").open("a") as lines:
+        lines.write("damaged\n")
+
+    assert main(["check", str(tmp_path)]) == 2
+
+
+def test_the_last_line_of_a_killed_process_may_be_cut_off(tmp_path: Path) -> None:
+    write(killed(), tmp_path)
+    with (tmp_path / "trace-w1.jsonl").open("a") as lines:
+        lines.write('{"at":1')
+
+    assert main(["check", str(tmp_path), "--card", str(tmp_path / "card.json")]) == 0
