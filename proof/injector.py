@@ -1,9 +1,8 @@
 """What is done to a run. Each fault is a generator: it breaks something, yields for how long, and mends it."""
 
-import os
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
@@ -18,8 +17,8 @@ from tests.servers import Kafka
 Broken: TypeAlias = Generator[float, None, None]
 
 _MOST_WORKERS = 8
-
-
+_AT_POINT_SECONDS = 6.0  # a point that was not reached by then is given up
+_WORK_POINTS = POINTS[:-1]  # those that every relay comes by all the time; it prunes once in a while
 _COMMITS = {"mongo": (b"commitTransaction",), "mysql": (b"COMMIT",)}
 
 
@@ -46,56 +45,69 @@ class Injector:
         database: Database,
         kafka: Kafka | None,
         crew: Crew,
-        folder: Path,
+        seconds: float,
     ) -> None:
+        """``only``: one kind of fault, again and again; after a colon its points, its clock or what an operator does:
+        ``kill_at_point:settled``, ``stop_at_point:reading,settling``, ``clock:+1h``, ``operator:replay``."""
         self._chance = chance
         self._database = database
         self._kafka = kafka
         self._crew = crew
-        self._log = Log(folder / "faults.jsonl")
+        self._log = Log(crew.folder / "faults.jsonl")
         self._wanted = len(crew.alive)
         self._active: list[tuple[float, Broken]] = []
-        self._next = time.monotonic() + 1.5
-        self._away: set[str] = set()  # servers that are down now: one fault each
+        self._next = time.monotonic() + min(1.5, seconds / 8)
+        # Nothing new shortly before the end: what heals late is part of the recovery, not of the faults.
+        self._last = time.monotonic() + seconds - min(3.0, seconds / 4)
+        self._away: set[str] = set()  # what is down now: one fault each
+        self._killed: set[str] = set()
+        self._healing = False
+        self.done = 0
+        self._used: set[str] = set()  # points that were aimed at since all of them had been
+        only, _, self._detail = (only or "").partition(":")
+        self._pause_seconds = (0.2, 0.6) if only else (0.3, 2.0)
         self._faults = self._choose(kind, only)
 
-    def _choose(self, kind: str, only: str | None) -> list[Callable[[], Broken]]:
+    def _choose(self, kind: str, only: str) -> list[Callable[[], Broken]]:
+        known: dict[str, tuple[int, Callable[[], Broken]]] = {
+            "kill": (4, self.kill),
+            "kill_at_point": (7, self.kill_at_point),
+            "stop": (2, self.stop),
+            "stop_at_point": (3, self.stop_at_point),
+            "term": (2, self.term),
+            "scale": (1, self.scale),
+            "writer": (1, self.writer),
+            "operator": (2, self.operator),
+            "broker": (1, self.shut_the_door if self._kafka is None else self.broker),
+        }
+        if self._database.port is not None:
+            known |= {"network": (3, self.network), "swallow": (3, self.swallow), "client": (2, self.client)}
+        if self._database.has_own_clock:
+            known["clock"] = (1, self.clock)
+        if self._database.can_restart:
+            known |= {"database": (1, self.database), "sessions": (2, self.sessions), "freeze": (1, self.freeze)}
+        if self._kafka is not None:
+            known |= {"broker_pause": (1, self.broker_pause), "broker_network": (2, self.broker_network)}
+        if only:
+            if only not in known:
+                raise ValueError(f"there is no fault {only!r} here; there are: {', '.join(known)}")
+            return [known[only][1]]
         if kind == "none":
             return []
         if kind == "term":
             return [self.term]
-        known: dict[str, tuple[int, Callable[[], Broken]]] = {
-            "kill": (4, self.kill),
-            "kill_at_point": (6, self.kill_at_point),
-            "stop": (3, self.stop),
-            "term": (2, self.term),
-            "scale": (1, self.scale),
-            "clock": (1, self.clock),
-            "writer": (1, self.kill_writer),
-            "operator": (1, self.operator),
-        }
-        if self._database.port is not None:
-            known |= {"network": (3, self.network), "swallow": (3, self.swallow)}
-        if self._database.can_restart:
-            known |= {"database": (1, self.database), "sessions": (2, self.sessions), "freeze": (1, self.freeze)}
-        if self._kafka is not None:
-            known |= {"broker": (1, self.broker), "broker_pause": (1, self.broker_pause)}
-            known |= {"broker_network": (2, self.broker_network)}
-        if only is not None:
-            return [known[only][1]]
         return [fault for weight, fault in known.values() for _ in range(weight)]
 
-    def step(self, end: float) -> None:
+    def step(self) -> None:
         """Go on with what is broken, and break something new when it is time."""
         now = time.monotonic()
         for due, fault in [each for each in self._active if each[0] <= now]:
             self._active.remove((due, fault))
             self._go_on(fault)
         self._man()
-        # Nothing new shortly before the end: what heals late is part of the recovery, not of the faults.
-        if self._faults and now >= self._next and now < end - 3.0:
+        if self._faults and self._next <= now < self._last:
             self._go_on(self._chance.choice(self._faults)())
-            self._next = now + self._chance.uniform(0.3, 2.0)
+            self._next = now + self._chance.uniform(*self._pause_seconds)
 
     def _go_on(self, fault: Broken) -> None:
         try:
@@ -105,13 +117,14 @@ class Injector:
 
     def heal(self) -> None:
         """Mend everything at once."""
+        self._healing = True
         for _, fault in self._active:
-            for _ in fault:
-                continue
+            for pause in fault:
+                time.sleep(min(pause, 0.3))
         self._active.clear()
         for worker in self._crew.alive:
             worker.signal(signal.SIGCONT)
-            worker.arm("")
+        self._log.close()
 
     def _man(self) -> None:
         """There are as many relays as there should be."""
@@ -122,32 +135,49 @@ class Injector:
         now = time.monotonic()
         name = None if worker is None else worker.name
         self._log.write(Fault(at or now, kind, name, point, now))
+        self.done += 1
 
     def _one(self) -> Worker | None:
         alive = self._crew.alive
         return self._chance.choice(alive) if alive else None
+
+    def _note_kill(self, worker: Worker, point: str) -> None:
+        """Once per worker, whichever of two faults got it."""
+        if worker.name not in self._killed and worker.process.poll() == -signal.SIGKILL:
+            self._killed.add(worker.name)
+            self._note("kill", worker, point)
+
+    def _point(self, points: Sequence[str]) -> str:
+        """Each in its turn, in an order of chance, so that a campaign leaves none out."""
+        wanted = self._detail.split(",") if self._detail else points
+        left = [point for point in wanted if point not in self._used]
+        if not left:
+            self._used.difference_update(wanted)
+            left = list(wanted)
+        point = self._chance.choice(left)
+        self._used.add(point)
+        return point
 
     def kill(self) -> Broken:
         worker = self._one()
         if worker is not None:
             worker.signal(signal.SIGKILL)
             worker.wait(10)
-            self._note("kill", worker, "random")
+            self._note_kill(worker, "random")
         yield 0.0
 
     def kill_at_point(self) -> Broken:
-        worker, point = self._one(), self._chance.choice(POINTS)
+        worker, point = self._one(), self._point(POINTS)
         if worker is None:
             return
-        worker.arm(point)
-        deadline = time.monotonic() + 6.0
-        while worker.is_alive and time.monotonic() < deadline:
+        worker.arm(signal.SIGKILL, point)
+        deadline = time.monotonic() + _AT_POINT_SECONDS
+        while worker.is_alive and time.monotonic() < deadline and not self._healing:
             yield 0.02
         if worker.is_alive:
-            worker.arm("")
+            worker.disarm()
             yield 0.2  # it may be on its way
-        if not worker.is_alive and worker.process.returncode == -signal.SIGKILL:
-            self._note("kill", worker, point)
+        self._note_kill(worker, point)
 
     def stop(self) -> Broken:
         """Stopped for longer than its lease, or for a little less."""
@@ -159,6 +189,30 @@ class Injector:
         yield self._crew.orders.lease_seconds * self._chance.choice((0.5, 1.2, 1.6))
         worker.signal(signal.SIGCONT)
         self._note("stop", worker, at=begun)
+
+    def stop_at_point(self) -> Broken:
+        """Stopped where it believes to own what it will have lost when it goes on. One at a time: somebody must be
+        there to take over."""
+        worker = self._one()
+        if worker is None or worker.is_stopped or "relay" in self._away:
+            return
+        self._away.add("relay")
+        point = self._point(_WORK_POINTS)
+        begun = time.monotonic()
+        deadline = begun + _AT_POINT_SECONDS
+        worker.arm(signal.SIGSTOP, point)
+        while worker.is_alive and not worker.is_stopped and not self._healing:
+            begun = time.monotonic()
+            if begun > deadline:
+                break
+            yield 0.02
+        worker.disarm()
+        yield 0.05
+        if worker.is_stopped:
+            yield self._crew.orders.lease_seconds * 1.4 + 0.5
+            worker.signal(signal.SIGCONT)
+            self._note("stop", worker, point, at=begun)
+        self._away.discard("relay")
 
     def term(self) -> Broken:
         worker = self._one()
@@ -188,41 +242,77 @@ class Injector:
 
     def clock(self) -> Broken:
         """One relay's clock is an hour off."""
-        worker = self._crew.start_worker(self._chance.choice(("+1h", "-1h")))
+        worker = self._crew.start_worker(self._detail or self._chance.choice(("+1h", "-1h")))
         self._note("clock", worker)
         yield 5.0
         worker.signal(signal.SIGTERM)
         self._note("term", worker)
 
-    def kill_writer(self) -> Broken:
-        alive = [number for number, writer in enumerate(self._crew.writers) if writer.poll() is None]
-        if len(alive) > 1:
-            writer = self._crew.writers[self._chance.choice(alive[1:])]
-            os.kill(writer.pid, signal.SIGSTOP)
+    def writer(self) -> Broken:
+        """One client of the application is stopped in the middle of whatever it does, and goes on, or never does."""
+        clients = self._crew.clients
+        if not clients:
+            return
+        client = self._chance.choice(clients)
+        begun = time.monotonic()
+        client.signal(signal.SIGSTOP)
+        if self._chance.random() < 0.5:
             yield 1.0
-            os.kill(writer.pid, signal.SIGCONT)
-            self._note("writer")
+            client.signal(signal.SIGCONT)
+        else:
+            client.signal(signal.SIGKILL)
+            client.wait(10)
+            self._crew.start_writer(client.load)
+        self._note("writer", at=begun)
+
+    def client(self) -> Broken:
+        """Between one client of the application and the database: it never learns whether its COMMIT was done."""
+        clients = self._crew.clients
+        if not clients:
+            return
+        proxy = self._chance.choice(clients).to_database
+        if proxy is None:
+            return
+        begun = time.monotonic()
+        self._crew.network.run(self._chance.choice((proxy.swallow_replies, proxy.reset))())
+        yield self._chance.uniform(0.1, 1.0)
+        self._crew.network.run(proxy.heal())
+        self._note("writer", point="network", at=begun)
 
     def operator(self) -> Broken:
-        """Replays what is dead and prunes, while the relays work."""
+        """Replays what is dead, or gives it up, and prunes, while the relays work."""
+        action = self._detail or self._chance.choice(("replay", "replay", "discard"))
 
-        async def act(store: Any) -> None:
+        async def act(store: Any) -> int:
             letters = await store.dead_letters(limit=20)
-            await store.replay([letter.event.id for letter in letters], "proof")
             await store.prune_published(3600.0, 1000)
+            return int(await getattr(store, action)([letter.event.id for letter in letters], "proof"))
 
         begun = time.monotonic()
-        if self._away:
+        if "database" in self._away:
             return
         try:
-            self._database.ask(act)
+            done = self._database.ask(act, self._crew.orders.planted)
         except Exception:  # the database may be away
             return
-        self._note("operator", at=begun)
+        if done:
+            self._note("operator", point=action, at=begun)
         yield 0.0
 
+    def shut_the_door(self) -> Broken:
+        """The handlers' destination is away."""
+        if "broker" not in self._away:
+            self._away.add("broker")
+            shut = Path(self._crew.orders.broker["shut"])
+            begun = time.monotonic()
+            shut.touch()
+            yield self._chance.uniform(0.5, 3.0)
+            shut.unlink()
+            self._away.discard("broker")
+            self._note("broker", at=begun)
+
     def database(self) -> Broken:
-        if not self._away:
+        if "database" not in self._away:
             self._away.add("database")
             begun = time.monotonic()
             self._database.crash()
@@ -233,7 +323,7 @@ class Injector:
 
     def sessions(self) -> Broken:
         begun = time.monotonic()
-        if not self._away:
+        if "database" not in self._away:
             self._database.cut_sessions()
             self._note("sessions", at=begun)
         yield 0.0
@@ -241,7 +331,7 @@ class Injector:
     def freeze(self) -> Broken:
         """The server keeps its connections and answers nothing."""
         server = self._database.server
-        if server is not None and not self._away:
+        if server is not None and "database" not in self._away:
             self._away.add("database")
             begun = time.monotonic()
             server.pause()
