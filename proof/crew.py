@@ -1,5 +1,6 @@
 """The processes of a run: relays and writers, started, killed, stopped and ended by their ids."""
 
+import json
 import os
 import signal
 import subprocess
@@ -32,7 +33,6 @@ class Member:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    @property
     def is_stopped(self) -> bool:
         """Whether it got a SIGSTOP and no SIGCONT yet."""
         try:
@@ -140,6 +140,22 @@ class Crew:
             if ended or time.monotonic() > deadline:
                 raise RuntimeError(f"the run did not start; see {self.folder}/{ended[0] if ended else 'w1'}.log")
             time.sleep(0.05)
+
+    def transactions(self) -> int:
+        """How many the writers have ended."""
+        path = self.folder / "writers.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def taken(self) -> dict[str, float]:
+        """When each relay last took shards, of those that did."""
+        found = {}
+        for worker in self.workers:
+            path = self.folder / f"trace-{worker.name}.jsonl"
+            lines = path.read_text().splitlines() if path.exists() else []
+            takes = [line for line in lines if '"kind":"take"' in line and line.endswith("}")]
+            if takes:
+                found[worker.name] = float(json.loads(takes[-1])["at"])
+        return found
 
     def peak_mb(self) -> float:
         """The most memory that a relay has used."""

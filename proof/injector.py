@@ -46,6 +46,8 @@ class Injector:
         kafka: Kafka | None,
         crew: Crew,
         seconds: float,
+        least: int = 0,
+        every_point: bool = False,
     ) -> None:
         """``only``: one kind of fault, again and again; after a colon its points, its clock or what an operator does:
         ``kill_at_point:settled``, ``stop_at_point:reading,settling``, ``clock:+1h``, ``operator:replay``."""
@@ -61,6 +63,9 @@ class Injector:
         self._last = time.monotonic() + seconds - min(3.0, seconds / 4)
         self._away: set[str] = set()  # what is down now: one fault each
         self._killed: set[str] = set()
+        self._aimed_at: set[str] = set()  # a relay knows one point at a time
+        self._killed_at: set[str] = set()
+        self._least, self._every_point = least, every_point
         self._healing = False
         self.done = 0
         self._used: set[str] = set()  # points that were aimed at since all of them had been
@@ -105,9 +110,13 @@ class Injector:
             self._active.remove((due, fault))
             self._go_on(fault)
         self._man()
-        if self._faults and self._next <= now < self._last:
+        if self._faults and now >= self._next and (now < self._last or not self.is_enough()):
             self._go_on(self._chance.choice(self._faults)())
             self._next = now + self._chance.uniform(*self._pause_seconds)
+
+    def is_enough(self) -> bool:
+        """Whether all that was asked for has happened, however slow the machine is."""
+        return self.done >= self._least and (not self._every_point or self._killed_at.issuperset(POINTS))
 
     def _go_on(self, fault: Broken) -> None:
         try:
@@ -145,6 +154,7 @@ class Injector:
         """Once per worker, whichever of two faults got it."""
         if worker.name not in self._killed and worker.process.poll() == -signal.SIGKILL:
             self._killed.add(worker.name)
+            self._killed_at.add(point)
             self._note("kill", worker, point)
 
     def _point(self, points: Sequence[str]) -> str:
@@ -167,9 +177,11 @@ class Injector:
         yield 0.0
 
     def kill_at_point(self) -> Broken:
-        worker, point = self._one(), self._point(POINTS)
-        if worker is None:
+        worker = self._one()
+        if worker is None or worker.name in self._aimed_at:
             return
+        self._aimed_at.add(worker.name)
+        point = self._point(POINTS)
         worker.arm(signal.SIGKILL, point)
         deadline = time.monotonic() + _AT_POINT_SECONDS
         while worker.is_alive and time.monotonic() < deadline and not self._healing:
@@ -177,7 +189,15 @@ class Injector:
         if worker.is_alive:
             worker.disarm()
             yield 0.2  # it may be on its way
+        self._aimed_at.discard(worker.name)
         self._note_kill(worker, point)
+        if worker.is_alive:
+            self._used.discard(point)
+
+    def _took_since(self, worker: Worker, begun: float) -> bool:
+        """Whether another relay has taken shards since then."""
+        taken = self._crew.taken()
+        return any(at > begun for name, at in taken.items() if name != worker.name)
 
     def stop(self) -> Broken:
         """Stopped for longer than its lease, or for a little less."""
@@ -194,24 +214,30 @@ class Injector:
         """Stopped where it believes to own what it will have lost when it goes on. One at a time: somebody must be
         there to take over."""
         worker = self._one()
-        if worker is None or worker.is_stopped or "relay" in self._away:
+        if worker is None or worker.is_stopped() or worker.name in self._aimed_at or "relay" in self._away:
             return
+        self._aimed_at.add(worker.name)
         self._away.add("relay")
         point = self._point(_WORK_POINTS)
         begun = time.monotonic()
         deadline = begun + _AT_POINT_SECONDS
         worker.arm(signal.SIGSTOP, point)
-        while worker.is_alive and not worker.is_stopped and not self._healing:
+        while worker.is_alive and not worker.is_stopped() and not self._healing:
             begun = time.monotonic()
             if begun > deadline:
                 break
             yield 0.02
         worker.disarm()
         yield 0.05
-        if worker.is_stopped:
-            yield self._crew.orders.lease_seconds * 1.4 + 0.5
+        if worker.is_stopped():
+            lease = self._crew.orders.lease_seconds
+            yield lease * 1.4
+            # On a busy machine the others need a while to notice.
+            while not self._took_since(worker, begun) and time.monotonic() < begun + lease * 5 and not self._healing:
+                yield 0.1
             worker.signal(signal.SIGCONT)
             self._note("stop", worker, point, at=begun)
+        self._aimed_at.discard(worker.name)
         self._away.discard("relay")
 
     def term(self) -> Broken:
@@ -242,9 +268,12 @@ class Injector:
 
     def clock(self) -> Broken:
         """One relay's clock is an hour off."""
+        begun = time.monotonic()
         worker = self._crew.start_worker(self._detail or self._chance.choice(("+1h", "-1h")))
-        self._note("clock", worker)
-        yield 5.0
+        while worker.name not in self._crew.taken() and time.monotonic() < begun + 20.0 and not self._healing:
+            yield 0.1
+        self._note("clock", worker, at=begun)
+        yield 2.0
         worker.signal(signal.SIGTERM)
         self._note("term", worker)
 

@@ -33,6 +33,7 @@ _REJECTED_BYTES: Final = 300_000
 _TOPIC_BYTES: Final = 200_000
 _KEYS: Final = 24
 _MEMORY_BOUND_MB: Final = 400
+_PATIENT_SECONDS: Final = 60.0
 _QUIET_SAMPLES: Final = 4  # that in a row found nothing waiting: then it is at rest
 
 
@@ -52,7 +53,10 @@ class Plan:
     only: str | None = None  # one kind of fault; after a colon its point or clock
     lease_seconds: float = 3.0
     prune_seconds: float = 5.0
-    rest_seconds: float = 60.0  # after which what still waits is taken to wait for ever
+    least_faults: int = 0  # the load goes on until there were so many
+    least_transactions: int = 0
+    every_point: bool = False  # and until a relay was killed at each point
+    stuck_seconds: float = 60.0  # if as many wait as so long ago, they are taken to wait for ever
     rejected: float | None = None
     flaky: float | None = None
     held: float | None = None
@@ -112,9 +116,14 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
 
 def _break_things(plan: Plan, database: Database, kafka: Kafka | None, crew: Crew, tell: Callable[[str], None]) -> None:
     chance = random.Random(plan.seed)
-    injector = Injector(plan.faults, plan.only, chance, database, kafka, crew, plan.seconds)
+    injector = Injector(
+        plan.faults, plan.only, chance, database, kafka, crew, plan.seconds, plan.least_faults, plan.every_point
+    )
     begun = told = time.monotonic()
-    while (now := time.monotonic()) < begun + plan.seconds:
+    while (now := time.monotonic()) < begun + plan.seconds or (
+        not (injector.is_enough() and crew.transactions() >= plan.least_transactions)
+        and now < begun + plan.seconds + _PATIENT_SECONDS
+    ):
         injector.step()
         if now >= told + 5.0:
             told = now
@@ -214,9 +223,8 @@ def _rest(samples: Samples, crew: Crew, plan: Plan) -> None:
     """Until nothing waits, or it is clear that something will wait for ever."""
     while len(crew.alive) < plan.workers:
         crew.start_worker()
-    deadline = time.monotonic() + plan.rest_seconds
-    samples.quiet = 0
-    while samples.quiet < _QUIET_SAMPLES and time.monotonic() < deadline:
+    samples.quiet, samples.moved = 0, time.monotonic()
+    while samples.quiet < _QUIET_SAMPLES and time.monotonic() < samples.moved + plan.stuck_seconds:
         time.sleep(0.05)
 
 

@@ -19,9 +19,11 @@ class Samples:
         self._crew = crew
         self._log = Log(folder / "samples.jsonl")
         self._stop = threading.Event()
+        self.quiet = 0  # so many in a row found nothing waiting
+        self.moved = time.monotonic()  # when the number of those that wait was last another one
+        self._waiting = -1
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.quiet = 0  # so many in a row found nothing waiting
 
     def _run(self) -> None:
         while not self._stop.wait(_SECONDS):
@@ -31,6 +33,8 @@ class Samples:
             except Exception:  # away, which is part of the run
                 continue
             self.quiet = 0 if waiting else self.quiet + 1
+            if waiting != self._waiting:
+                self._waiting, self.moved = waiting, now
             self._log.write(Sample(now, waiting, oldest, connections, self._crew.peak_mb()))
 
     def close(self) -> None:

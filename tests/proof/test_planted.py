@@ -24,18 +24,21 @@ SHORT = Plan(
     writers=2,
     lease_seconds=1.0,
     prune_seconds=0.5,
-    rest_seconds=3.0,
+    stuck_seconds=4.0,
+    least_transactions=60,
+    held=0.0,
 )
-TWO = replace(SHORT, workers=2)
+TWO = replace(SHORT, workers=2, least_faults=1)
 CALM = replace(SHORT, faults="none", rejected=0.05, flaky=0.05)
-KILLS = replace(TWO, only="kill_at_point:settled")
-BACKLOG = replace(SHORT, only="stop", rejected=0.05, writers_clock="-1h")
-OUTAGE = replace(SHORT, only="broker")
-OPERATOR = replace(SHORT, only="operator:replay", on_dead="block", rejected=0.05)
+KILLS = replace(TWO, only="kill_at_point:settled", least_faults=2)
+BACKLOG = replace(SHORT, only="stop", rejected=0.05, writers_clock="-1h", least_faults=3)
+OUTAGE = replace(SHORT, only="broker", least_faults=1)
+OPERATOR = replace(SHORT, only="operator:replay", on_dead="block", rejected=0.1, least_faults=2)
 # SQLite has no clock of its own, nothing commits late there, and who stops with its lock stops everybody.
 SERVER = replace(TWO, store="postgres", seconds=3.0)
 CLOCKS = replace(SERVER, only="clock:+1h", writers=3, held=0.2, hold_seconds=0.3)
-PAUSES = replace(SERVER, only="stop_at_point:confirmed,reading,settling", seconds=7.0)
+LATE = replace(CLOCKS, only=None, faults="none", workers=1, least_faults=0, least_transactions=150)
+PAUSES = replace(SERVER, only="stop_at_point:confirmed,reading,settling", least_faults=3)
 
 WITHOUT_A_BUG = {
     "calm": CALM,
@@ -54,7 +57,7 @@ class Caught(NamedTuple):
 
 
 def paused(point: str) -> Plan:
-    return replace(PAUSES, only=f"stop_at_point:{point}", seconds=3.0)
+    return replace(PAUSES, only=f"stop_at_point:{point}", least_faults=1)
 
 
 BUGS = {
@@ -64,7 +67,7 @@ BUGS = {
     "settle_that_crosses_a_take_over": Caught(paused("settling"), "I8"),
     "read_without_the_token": Caught(paused("reading"), "I7"),
     "order_by_id": Caught(BACKLOG, "I5"),
-    "only_after_the_last_seen": Caught(CLOCKS, "I1"),
+    "only_after_the_last_seen": Caught(LATE, "I1"),
     "prune_that_ignores_the_state": Caught(CALM, "I1"),
     "outage_charged": Caught(OUTAGE, "I11"),
     "leases_by_the_workers_clock": Caught(CLOCKS, "I7"),
