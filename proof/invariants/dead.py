@@ -42,14 +42,14 @@ def _charges(facts: Facts) -> Iterator[Violation]:
     for change in facts.changes:
         if change.kind != "event" or change.event_id is None or change.attempts is None:
             continue
-        if change.new in ("processing", "published"):
-            # A claim is charged in advance and refunded: what counts is how it ends. And the attempt that succeeded
-            # is counted, but costs nothing: some relays still reach a broker that is away for others.
-            continue
+        if change.new == "processing":
+            continue  # a claim is charged in advance and refunded: what counts is how it ends
         before = attempts.get(change.event_id, 0) if change.old is not None else change.attempts
         attempts[change.event_id] = change.attempts
         line = facts.witness.get(change.event_id)
-        if change.attempts <= before or line is None or line.fate != "deliver":
+        # The attempt that succeeds is counted too: some relays still reach a broker that is away for others.
+        succeeded = 1 if change.new == "published" else 0
+        if change.attempts <= before + succeeded or line is None or line.fate != "deliver":
             continue
         if killed and _charged_for_a_crash(facts, change.event_id, change.token, change.stream):
             continue
