@@ -2,8 +2,9 @@
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
-ROUNDS ?= 3
-FAULTS := $(addprefix tests/integration/test_,relay_crash.py relay_database.py relay_kafka.py store_interleavings.py)
+STORE ?= postgres
+BROKER ?= kafka
+SECONDS ?= 60
 export PYTHONDONTWRITEBYTECODE := 1
 
 .PHONY: help env demo test quick check format docs servers bench prove lock build clean
@@ -44,8 +45,8 @@ servers: env ## fetch every server that the tests use
 bench: env servers ## floor, ours and ratio, into build/bench.json
 	@$(PY) -m benchmarks $(ARGS)
 
-prove: env servers ## the tests that kill, pause and cut, over and over (ROUNDS=3)
-	@for round in $$(seq $(ROUNDS)); do $(PYTEST) --quiet $(FAULTS) || exit 1; done
+prove: env servers ## break everything for a while and check each event (STORE= BROKER= SECONDS= SEED= ARGS=)
+	@$(PY) -m proof run --store $(STORE) --broker $(BROKER) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lock: env ## resolve the locked versions anew (ARGS=--upgrade)
 	@tools/lock $(ARGS)

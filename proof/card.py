@@ -44,7 +44,12 @@ def card(report: Report) -> dict[str, Any]:
             "rolled_back": results["rolled_back"] + results["failed"],
             "unknown": results["unknown"],
         },
+        "killed_at": dict(sorted(Counter(str(fault.point) for fault in faults.all if fault.kind == "kill").items())),
+        "paused_at": dict(sorted(Counter(str(fault.point) for fault in faults.all if fault.kind == "stop").items())),
         "pauses": faults.count("stop"),
+        "operators": faults.count("operator"),
+        "clocks": faults.count("clock"),
+        "writer_faults": faults.count("writer"),
         "restarts": faults.count("term"),
         "cuts": sum(fault.kind == "sessions" or fault.kind.startswith("proxy:") for fault in faults.all),
         "database_faults": faults.count("database", "failover"),
@@ -82,8 +87,11 @@ def text(card: dict[str, Any]) -> str:
         (
             "faults",
             f"{card['kills']} kills, {card['pauses']} pauses, {card['restarts']} restarts, {card['cuts']} cuts, "
-            f"{card['database_faults']} of the database, {card['broker_faults']} of the broker",
+            f"{card['database_faults']} of the database, {card['broker_faults']} of the broker, "
+            f"{card['writer_faults']} of writers, {card['operators']} operators, {card['clocks']} clocks",
         ),
+        ("killed at", _counts(card["killed_at"])),
+        ("paused at", _counts(card["paused_at"])),
         *((name.replace("_", " "), str(card[name])) for name in _ZEROES),
         ("attributed copies", f"{card['attributed_copies']}{_causes(card['copies_by_cause'])}"),
         ("most per kill", f"{card['max_copies_per_kill']}, in flight at most {card['max_in_flight_at_kill']}"),
@@ -121,8 +129,11 @@ def violations(card: dict[str, Any], examples: int = 3) -> str:
 
 
 def _causes(causes: dict[str, int]) -> str:
-    told = ", ".join(f"{kind} {count}" for kind, count in sorted(causes.items()))
-    return f" ({told})" if told else ""
+    return f" ({_counts(causes)})" if causes else ""
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "nowhere"
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -1,11 +1,13 @@
 """The processes of a run: relays and writers, started, killed, stopped and ended by their ids."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import distribution
 from pathlib import Path
@@ -20,26 +22,24 @@ from proof.writer import as_argument as writer_argument
 
 
 @dataclass(slots=True)
-class Worker:
-    """A relay that was started."""
+class Member:
+    """A process that was started."""
 
     name: str
     process: subprocess.Popen[bytes]
     to_database: Proxy | None
-    to_broker: Proxy | None
 
     @property
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    def arm(self, point: str) -> None:
-        """Have it kill itself at that point; an empty one takes that back."""
-        assert self.process.stdin is not None
+    def is_stopped(self) -> bool:
+        """Whether it got a SIGSTOP and no SIGCONT yet."""
         try:
-            self.process.stdin.write(f"{point}\n".encode())
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return
+            status = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:  # it ended
+            return False
+        return status.rpartition(")")[2].split()[0] == "T"
 
     def signal(self, number: signal.Signals) -> None:
         if self.is_alive:
@@ -53,6 +53,35 @@ class Worker:
         return True
 
 
+@dataclass(slots=True)
+class Worker(Member):
+    """A relay."""
+
+    to_broker: Proxy | None
+
+    def arm(self, number: signal.Signals, point: str) -> None:
+        """Have it send itself this signal at that point."""
+        self._tell(f"{number.name} {point}")
+
+    def disarm(self) -> None:
+        self._tell("")
+
+    def _tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return
+
+
+@dataclass(slots=True)
+class Client(Member):
+    """A writer."""
+
+    load: Load
+
+
 class Crew:
     """All of them; ``close`` leaves none behind."""
 
@@ -62,27 +91,34 @@ class Crew:
         self._database = database
         self.orders = orders
         self.workers: list[Worker] = []
-        self.writers: list[subprocess.Popen[bytes]] = []
-        self._number = 0
+        self.writers: list[Client] = []
 
     def start_worker(self, clock: str | None = None) -> Worker:
         """``clock``: how far off its clock is, such as ``+1h``."""
-        self._number += 1
-        name = f"w{self._number}"
+        number = len(self.workers) + 1
+        name = f"w{number}"
         orders = replace(self.orders, name=name)
         to_database, to_broker = self.network.to_database(), None
         if to_database is not None:
             orders.store = self._database.through(to_database.port)
         if self.network.broker:
-            to_broker = self.network.broker[self._number % len(self.network.broker)]
+            to_broker = self.network.broker[number % len(self.network.broker)]
             orders.broker = {**orders.broker, "servers": f"127.0.0.1:{to_broker.port}"}
         process = self._start("proof.worker", name, worker_argument(orders), _clock(clock))
         worker = Worker(name, process, to_database, to_broker)
         self.workers.append(worker)
         return worker
 
-    def start_writer(self, load: Load) -> None:
-        self.writers.append(self._start("proof.writer", load.name, writer_argument(load), {}))
+    def start_writer(self, load: Load, clock: str | None = None) -> Client:
+        """``clock``: how far off its clock is, and with it the instants in the ids of its events."""
+        load = replace(load, name=f"writer-{len(self.writers) + 1}", seed=load.seed + len(self.writers))
+        proxy = self.network.to_database()
+        if proxy is not None:
+            load.url = self._database.through(proxy.port)
+        process = self._start("proof.writer", load.name, writer_argument(load), _clock(clock))
+        client = Client(load.name, process, proxy, load)
+        self.writers.append(client)
+        return client
 
     def _start(self, module: str, name: str, argument: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -94,6 +130,33 @@ class Crew:
                 env={**os.environ, **environment},
             )
 
+    def await_start(self, seconds: float = 60.0) -> None:
+        """Until every relay has begun and a transaction was made: load and faults are for those that are there."""
+        deadline = time.monotonic() + seconds
+        files = [self.folder / f"trace-{worker.name}.jsonl" for worker in self.workers]
+        files.append(self.folder / "writers.jsonl")
+        while not all(file.exists() and file.stat().st_size for file in files):
+            ended = [member.name for member in (*self.workers, *self.writers) if not member.is_alive]
+            if ended or time.monotonic() > deadline:
+                raise RuntimeError(f"the run did not start; see {self.folder}/{ended[0] if ended else 'w1'}.log")
+            time.sleep(0.05)
+
+    def transactions(self) -> int:
+        """How many the writers have ended."""
+        path = self.folder / "writers.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def taken(self) -> dict[str, float]:
+        """When each relay last took shards, of those that did."""
+        found = {}
+        for worker in self.workers:
+            path = self.folder / f"trace-{worker.name}.jsonl"
+            lines = path.read_text().splitlines() if path.exists() else []
+            takes = [line for line in lines if '"kind":"take"' in line and line.endswith("}")]
+            if takes:
+                found[worker.name] = float(json.loads(takes[-1])["at"])
+        return found
+
     def peak_mb(self) -> float:
         """The most memory that a relay has used."""
         return max((_peak_mb(worker.process.pid) for worker in self.alive), default=0.0)
@@ -102,15 +165,19 @@ class Crew:
     def alive(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.is_alive]
 
+    @property
+    def clients(self) -> list[Client]:
+        """Those that are alive."""
+        return [writer for writer in self.writers if writer.is_alive]
+
     def stop_writers(self) -> None:
+        for writer in self.clients:
+            writer.signal(signal.SIGCONT)
+            writer.signal(signal.SIGTERM)
         for writer in self.writers:
-            writer.terminate()
-        for writer in self.writers:
-            try:
-                writer.wait(60)
-            except subprocess.TimeoutExpired:
-                writer.kill()
-                writer.wait()
+            if not writer.wait(60):
+                writer.process.kill()
+                writer.process.wait()
 
     def stop_workers(self, seconds: float = 30.0) -> list[str]:
         """SIGTERM to all; the names of those that did not end by themselves."""
@@ -122,12 +189,24 @@ class Crew:
         self.close()
         return late
 
+    def broken(self) -> list[str]:
+        """Those that ended in another way than by a SIGTERM or a SIGKILL."""
+        wanted = (0, -signal.SIGKILL, -signal.SIGTERM)  # the last one: before it had begun
+        return [
+            f"{member.name} ({member.process.returncode})"
+            for member in (*self.workers, *self.writers)
+            if not member.is_alive and member.process.returncode not in wanted
+        ]
+
     def close(self) -> None:
-        for process in (*(worker.process for worker in self.workers), *self.writers):
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-                process.wait()
+        for member in (*self.workers, *self.writers):
+            if member.is_alive:
+                member.process.send_signal(signal.SIGCONT)
+                member.process.kill()
+                member.process.wait()
+            if member.process.stdin is not None:
+                with suppress(BrokenPipeError):
+                    member.process.stdin.close()
 
 
 def _peak_mb(pid: int) -> float:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from proof.databases.base import Database
-from proof.proxy import Proxy, ProxyThread
+from proof.proxy import Proxy
+from proof.proxy_thread import ProxyThread
 from tests.servers import Kafka
 
 BROKER_PROXIES = 4

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, Final
 
 from pillarbox import Event
@@ -16,23 +17,35 @@ from pillarbox.publisher import PUBLISHED, Outcome, Result, rejected, retry
 from pillarbox.store import Failure, Grant, Settlement
 from pillarbox.stores.sql import SqlStore
 
+# A bug of the writers, and not of the relays: what is rolled back leaves its event behind.
+EVENT_IN_A_TRANSACTION_OF_ITS_OWN: Final = "event_in_a_transaction_of_its_own"
+_BUFFERED_SECONDS: Final = 0.5
+_CROSSING_SECONDS: Final = 0.2
+_PATIENT_SECONDS: Final = 1.0
 _background: set[asyncio.Task[Any]] = set()
+
+
+def _keep(task: asyncio.Task[Any]) -> None:
+    _background.add(task)
+    task.add_done_callback(_background.discard)
 
 
 def plant(name: str | None, store: Any, publisher: Any) -> None:
     """Change this store and this publisher so that they have the bug."""
-    if name is not None:
-        PLANTED[name](store, publisher)
+    if name is not None and name != EVENT_IN_A_TRANSACTION_OF_ITS_OWN:
+        _OF_RELAYS[name](store, publisher)
 
 
 def settle_before_the_acknowledgement(store: Any, publisher: Any) -> None:
     """Sent is taken for confirmed."""
     send = publisher.publish
 
+    async def later(events: Sequence[Event]) -> None:
+        await asyncio.sleep(_BUFFERED_SECONDS)
+        await send(events)
+
     async def publish(events: Sequence[Event]) -> Sequence[Outcome]:
-        task = asyncio.create_task(send(events))
-        _background.add(task)
-        task.add_done_callback(_background.discard)
+        _keep(asyncio.create_task(later(events)))
         return [PUBLISHED] * len(events)
 
     publisher.publish = publish
@@ -61,22 +74,24 @@ def settle_without_the_token(store: Any, publisher: Any) -> None:
     settle = store.settle
 
     async def careless(grant: Grant, settlement: Settlement) -> Collection[str]:
+        done: Collection[str]
         try:
-            done: Collection[str] = await settle(grant, settlement)
-            return done
+            done = await settle(grant, settlement)
         except LeaseLost:
-            return await settle(await _current(store, grant), settlement)
+            done = await settle(await _current(store, grant), settlement)
+        return done
 
     store.settle = careless
 
 
 def settle_that_crosses_a_take_over(store: Any, publisher: Any) -> None:
-    """The lease is checked, and the events are changed a moment later."""
+    """The lease was checked by the read, and the events are changed a moment later."""
     settle = store.settle
 
     async def careless(grant: Grant, settlement: Settlement) -> Collection[str]:
-        await asyncio.sleep(0.05)
-        return await settle(await _current(store, grant), settlement)
+        await asyncio.sleep(_CROSSING_SECONDS)
+        done: Collection[str] = await settle(await _current(store, grant), settlement)
+        return done
 
     store.settle = careless
 
@@ -86,7 +101,14 @@ def read_without_the_token(store: Any, publisher: Any) -> None:
     read = store.read
 
     async def careless(grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
-        return await read(await _current(store, grant), limit, max_bytes)
+        deadline = time.monotonic() + _PATIENT_SECONDS
+        while True:
+            current = await _current(store, grant)
+            events: Sequence[Event] = await read(current, limit, max_bytes)
+            # The new owner leaves little to read: wait for it, so that the bug shows each time.
+            if events or current.token == grant.token or time.monotonic() > deadline:
+                return events
+            await asyncio.sleep(0.01)
 
     store.read = careless
     settle_without_the_token(store, publisher)
@@ -138,8 +160,7 @@ def outage_charged(store: Any, publisher: Any) -> None:
         if done:
             outcomes: Sequence[Outcome] = task.result()
             return [retry(each.error or "") if each.is_outage else each for each in outcomes]
-        _background.add(task)
-        task.add_done_callback(_background.discard)
+        _keep(task)
         return [retry("the destination did not answer")] * len(events)
 
     publisher.publish = publish
@@ -147,26 +168,22 @@ def outage_charged(store: Any, publisher: Any) -> None:
 
 def leases_by_the_workers_clock(store: Any, publisher: Any) -> None:
     """A worker whose clock is ahead takes what others own."""
-    take = store.take
+    take, look = store.take, store.poll
 
     async def careless(stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
-        text = "UPDATE {lease} SET lease_until = {later:past} WHERE stream = :stream AND owner <> :worker AND lease_until < {later:mine}"
-        ahead = time.time() - (await _database_clock(store))
-        await store._db.execute(store._statement(text), stream=stream, worker=worker, past=-1.0, mine=ahead)
-        return await take(stream, worker, limit, seconds)
+        now = (await store._db.fetch(store._sql["clock"]))[0][0]
+        ahead = time.time() - store._as_instant(now).timestamp()
+        now_here = store.dialect.later.format(f"{ahead:.3f}")
+        text = "SELECT shard FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < NOW) LIMIT :limit"
+        store._sql["takeable"] = store._statement(text.replace("NOW", now_here))
+        grants: Sequence[Grant] = await take(stream, worker, limit, seconds)
+        return grants
 
     async def poll(stream: str, worker: str, grants: Any) -> Any:
-        work = await look(stream, worker, grants)
-        return replace(work, free=max(work.free, 1))
+        return replace(await look(stream, worker, grants), free=1)
 
-    look = store.poll
     store.poll = poll
     store.take = careless
-
-
-async def _database_clock(store: SqlStore) -> float:
-    value = (await store._db.fetch(store._sql["clock"]))[0][0]
-    return float(store._as_instant(value).timestamp())
 
 
 def payload_serialised_again(store: Any, publisher: Any) -> None:
@@ -175,7 +192,8 @@ def payload_serialised_again(store: Any, publisher: Any) -> None:
 
     async def publish(events: Sequence[Event]) -> Sequence[Outcome]:
         again = [event._replace(payload=json.dumps(json.loads(event.payload), indent=1).encode()) for event in events]
-        return await send(again)
+        outcomes: Sequence[Outcome] = await send(again)
+        return outcomes
 
     publisher.publish = publish
 
@@ -186,7 +204,8 @@ def retry_overtaken_by_its_key(store: Any, publisher: Any) -> None:
 
     async def careless(grant: Grant, settlement: Settlement) -> Collection[str]:
         failed = [failure._replace(delay=0.3) for failure in settlement.failed]
-        return await settle(grant, replace(settlement, failed=failed, aside={}, held=()))
+        done: Collection[str] = await settle(grant, replace(settlement, failed=failed, aside={}, held=()))
+        return done
 
     store.settle = careless
 
@@ -210,19 +229,48 @@ def dead_before_its_attempts(store: Any, publisher: Any) -> None:
 
     async def careless(grant: Grant, settlement: Settlement) -> Collection[str]:
         dead = [*settlement.dead, *(Failure(each.event, each.error, each.attempts) for each in settlement.failed)]
-        return await settle(grant, replace(settlement, dead=dead, failed=(), aside={}))
+        done: Collection[str] = await settle(grant, replace(settlement, dead=dead, failed=(), aside={}))
+        return done
 
     store.settle = careless
 
 
 def replay_that_forgets_its_key(store: Any, publisher: Any) -> None:
     """An operator's replay brings the event back, and its key stays blocked."""
-    store._sql["free_key"] = store._statement(
-        "UPDATE {blocked_key} SET mode = mode WHERE stream = :stream AND shard = :shard AND key = :key AND dead_head = :id"
-    )
+    same = "UPDATE {blocked_key} SET mode = mode WHERE stream = :stream AND shard = :shard AND key = :key"
+    store._sql["free_key"] = store._statement(f"{same} AND dead_head = :id")
 
 
-PLANTED: Final[dict[str, Callable[[Any, Any], None]]] = {
+def sent_again_to_be_sure(store: Any, publisher: Any) -> None:
+    """What was confirmed is sent once more, as by a producer that is not idempotent."""
+    send = publisher.publish
+    calls = count()
+
+    async def publish(events: Sequence[Event]) -> Sequence[Outcome]:
+        outcomes: Sequence[Outcome] = await send(events)
+        if next(calls) % 10 == 0:
+            await send([event for event, each in zip(events, outcomes, strict=True) if each == PUBLISHED])
+        return outcomes
+
+    publisher.publish = publish
+
+
+def take_over_that_resets_what_is_published(store: Any, publisher: Any) -> None:
+    """A new owner begins with everything that is young, whatever became of it."""
+    take = store.take
+
+    async def careless(stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
+        grants: Sequence[Grant] = await take(stream, worker, limit, seconds)
+        text = """UPDATE {event} SET status = 'pending' WHERE stream = :stream AND shard = :shard
+            AND status = 'published' AND published_at > {later:young}"""
+        for grant in grants:
+            await store._db.execute(store._statement(text), stream=stream, shard=grant.shard, young=-5.0)
+        return grants
+
+    store.take = careless
+
+
+_OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {
     each.__name__: each
     for each in (
         settle_before_the_acknowledgement,
@@ -240,5 +288,8 @@ PLANTED: Final[dict[str, Callable[[Any, Any], None]]] = {
         whole_batch_declared_dead,
         dead_before_its_attempts,
         replay_that_forgets_its_key,
+        sent_again_to_be_sure,
+        take_over_that_resets_what_is_published,
     )
 }
+PLANTED: Final = (*_OF_RELAYS, EVENT_IN_A_TRANSACTION_OF_ITS_OWN)

@@ -1,54 +1,78 @@
 """A run: servers, writers, relays and faults for a while, then rest; what it leaves is a history."""
 
-import json
+import platform
 import random
-import threading
+import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from pillarbox import __version__
+from proof.content import STREAM
 from proof.crew import Crew
-from proof.databases import DATABASES
-from proof.history import Delivery, History, Log, Run, Sample, save
+from proof.databases import kind_of
+from proof.databases.base import Database
+from proof.deliveries import from_kafka, from_ledger
+from proof.history import History, Log, Run, save
 from proof.injector import Injector
 from proof.network import BROKER_PROXIES, Network
-from proof.worker import STREAM, Orders, fingerprint
+from proof.samples import Samples
+from proof.worker import Orders
 from proof.writer import Load
 from tests.servers import Kafka
+from tests.servers.kafka import VERSION as KAFKA_VERSION
 
-_PARTITIONS = 4
-_REJECTED_BYTES = 300_000
-_TOPIC_BYTES = 200_000
-_KEYS = 24
-_SAMPLE_SECONDS = 0.5
+_TOPIC: Final = "proof"
+_PARTITIONS: Final = 4
+_REJECTED_BYTES: Final = 300_000
+_TOPIC_BYTES: Final = 200_000
+_KEYS: Final = 24
+_MEMORY_BOUND_MB: Final = 400
+_PATIENT_SECONDS: Final = 60.0
+_QUIET_SAMPLES: Final = 4  # that in a row found nothing waiting: then it is at rest
 
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be run."""
+    """What is to be run. ``rejected``, ``flaky`` and ``held`` are shares of the load; none: the usual ones."""
 
     store: str = "postgres"
     broker: str = "kafka"
-    seconds: float = 30.0
+    seconds: float = 30.0  # of load, from when all are there
     seed: int = 1
     workers: int = 3
     writers: int = 3
     faults: str = "all"  # none, term, or all
     on_dead: str = "skip"
     planted: str | None = None
-    only: str | None = None  # one kind of fault
+    only: str | None = None  # one kind of fault; after a colon its point or clock
+    lease_seconds: float = 3.0
+    prune_seconds: float = 5.0
+    least_faults: int = 0  # the load goes on until there were so many
+    least_transactions: int = 0
+    every_point: bool = False  # and until a relay was killed at each point
+    stuck_seconds: float = 60.0  # if as many wait as so long ago, they are taken to wait for ever
+    rejected: float | None = None
+    flaky: float | None = None
+    held: float | None = None
+    hold_seconds: float = 2.0  # the longest that a transaction is held open
+    writers_clock: str | None = None  # how far off the first writer's is, such as ``-1h``
 
 
-def perform(plan: Plan, folder: Path) -> History:
-    """Run it, and read what it left."""
+def _silent(line: str) -> None:
+    """For those who do not want to know."""
+
+
+def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> History:
+    """Run it, and read what it left. ``tell`` gets a line now and then."""
     folder.mkdir(parents=True, exist_ok=True)
-    database = DATABASES[plan.store](folder)
+    tell(f"starting {plan.store} and {plan.broker}")
+    database = kind_of(plan.store)(folder)
     kafka = Kafka(proxies=BROKER_PROXIES) if plan.broker == "kafka" else None
     crew: Crew | None = None
     network: Network | None = None
@@ -57,30 +81,27 @@ def perform(plan: Plan, folder: Path) -> History:
             kafka.start()
         keys = [f"key-{number}" for number in range(_KEYS)]
         database.prepare(keys)
-        orders = Orders("", str(folder), database.url, _broker(plan, kafka, folder), on_dead=plan.on_dead)
-        orders.planted = plan.planted
+        orders = _orders(plan, database, kafka, folder)
         network = Network(database, kafka)
         crew = Crew(folder, orders, database, network)
-        run = _run(plan, database, orders)
-        save(folder, "run", run)
         for number in range(plan.writers):
-            crew.start_writer(_load(plan, database, folder, keys, number))
+            crew.start_writer(_load(plan, database, folder, keys), plan.writers_clock if number == 0 else None)
         for _ in range(plan.workers):
             crew.start_worker()
+        crew.await_start()
+        run = _run(plan, database, kafka, orders)
+        save(folder, "run", run)
         samples = Samples(database, crew, folder)
-        injector = Injector(plan.faults, plan.only, random.Random(plan.seed), database, kafka, crew, folder)
-        end = time.monotonic() + plan.seconds
-        while time.monotonic() < end:
-            injector.step(end)
-            time.sleep(0.1)
-        injector.heal()
+        _break_things(plan, database, kafka, crew, tell)
         crew.stop_writers()
         run.healed = time.monotonic()
+        tell("nothing is broken any more; waiting until nothing waits")
         _rest(samples, crew, plan)
         samples.close()
-        late = crew.stop_workers()
+        run.settings["late"] = crew.stop_workers()
+        run.settings["broken"] = crew.broken()
         run.ended = time.monotonic()
-        run.settings["late"] = late
+        tell("collecting the history")
         _collect(database, kafka, folder, run, orders)
         return History.read(folder)
     finally:
@@ -93,8 +114,45 @@ def perform(plan: Plan, folder: Path) -> History:
         database.close()
 
 
-def _run(plan: Plan, database: Any, orders: Orders) -> Run:
-    versions = {"pillarbox": __version__, "store": database.version(), "broker": plan.broker}
+def _break_things(plan: Plan, database: Database, kafka: Kafka | None, crew: Crew, tell: Callable[[str], None]) -> None:
+    chance = random.Random(plan.seed)
+    injector = Injector(
+        plan.faults, plan.only, chance, database, kafka, crew, plan.seconds, plan.least_faults, plan.every_point
+    )
+    begun = told = time.monotonic()
+    while (now := time.monotonic()) < begun + plan.seconds or (
+        not (injector.is_enough() and crew.transactions() >= plan.least_transactions)
+        and now < begun + plan.seconds + _PATIENT_SECONDS
+    ):
+        injector.step()
+        if now >= told + 5.0:
+            told = now
+            tell(f"{now - begun:.0f} of {plan.seconds:g} s, {injector.done} faults, {len(crew.alive)} relays")
+        time.sleep(0.05)
+    injector.heal()
+
+
+def _orders(plan: Plan, database: Database, kafka: Kafka | None, folder: Path) -> Orders:
+    return Orders(
+        "",
+        str(folder),
+        database.url,
+        _broker(plan, kafka, folder),
+        on_dead=plan.on_dead,
+        lease_seconds=plan.lease_seconds,
+        prune_seconds=plan.prune_seconds,
+        planted=plan.planted,
+    )
+
+
+def _run(plan: Plan, database: Database, kafka: Kafka | None, orders: Orders) -> Run:
+    versions = {
+        "pillarbox": __version__,
+        "python": platform.python_version(),
+        "store": database.version(),
+        "broker": plan.broker if kafka is None else f"Kafka {KAFKA_VERSION}",
+        "commit": commit(),
+    }
     settings = {
         "max_attempts": orders.max_attempts,
         "on_dead": orders.on_dead,
@@ -105,129 +163,82 @@ def _run(plan: Plan, database: Any, orders: Orders) -> Run:
         "writers": plan.writers,
         "workers": plan.workers,
         "faults": plan.faults,
+        "only": plan.only,
         "stream": STREAM,
+        "memory_bound": _MEMORY_BOUND_MB,
     }
     now = time.monotonic()
-    return Run(
-        plan.seed,
-        plan.store,
-        plan.broker,
-        plan.seconds,
-        versions,
-        settings,
-        time.time() - now,
-        now,
-        planted=plan.planted,
-    )
+    run = Run(plan.seed, plan.store, plan.broker, plan.seconds, versions, settings, planted=plan.planted)
+    run.clock, run.began = time.time() - now, now
+    return run
+
+
+def commit() -> str:
+    """Of the working tree, with a plus when it has changes of its own."""
+    folder = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
+            cwd=folder, capture_output=True, text=True, check=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):  # not a clone
+        return "unknown"
+    return found.stdout.strip()
 
 
 def _broker(plan: Plan, kafka: Kafka | None, folder: Path) -> dict[str, Any]:
     if kafka is None:
-        return {"kind": "handlers", "ledger": str(folder / "ledger.jsonl"), "seed": plan.seed}
+        ledger, shut = folder / "ledger.jsonl", folder / "shut"
+        return {"kind": "handlers", "ledger": str(ledger), "shut": str(shut), "seed": plan.seed}
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 2})
     config = {"max.message.bytes": str(_TOPIC_BYTES)}
-    topic = NewTopic("proof", num_partitions=_PARTITIONS, replication_factor=1, config=config)
-    admin.create_topics([topic])["proof"].result(30)
-    return {"kind": "kafka", "servers": kafka.bootstrap_servers, "topic": "proof"}
+    topic = NewTopic(_TOPIC, num_partitions=_PARTITIONS, replication_factor=1, config=config)
+    admin.create_topics([topic])[_TOPIC].result(30)
+    return {"kind": "kafka", "servers": kafka.bootstrap_servers, "topic": _TOPIC}
 
 
-def _load(plan: Plan, database: Any, folder: Path, keys: list[str], number: int) -> Load:
+def _load(plan: Plan, database: Database, folder: Path, keys: list[str]) -> Load:
     handlers = plan.broker == "handlers"
-    return Load(
-        f"writer-{number}",
+    load = Load(
+        "",
         str(folder),
         plan.store,
         database.url,
-        plan.seed * 1000 + number,
+        plan.seed * 1000,
         keys,
         flaky=0.01 if handlers else 0.0,
         rejected_bytes=50 if handlers else _REJECTED_BYTES,
+        # One writer at a time: with less of a pause the relays hardly get their turn.
         pause_seconds=0.02 if plan.store == "sqlite" else 0.005,
+        hold_seconds=plan.hold_seconds,
+        planted=plan.planted,
     )
+    load.reject = load.reject if plan.rejected is None else plan.rejected
+    load.flaky = load.flaky if plan.flaky is None else plan.flaky
+    load.held = load.held if plan.held is None else plan.held
+    return load
 
 
-class Samples:
-    """How the outbox and the relays are, twice a second; in a thread, because a server that is away does not answer."""
-
-    def __init__(self, database: Any, crew: Crew, folder: Path) -> None:
-        self._database = database
-        self._crew = crew
-        self._log = Log(folder / "samples.jsonl")
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        self.quiet = 0  # so many in a row found nothing waiting
-
-    def _run(self) -> None:
-        while not self._stop.wait(_SAMPLE_SECONDS):
-            now = time.monotonic()
-            try:
-                waiting, oldest, connections = self._database.sample()
-            except Exception:  # away, which is part of the run
-                continue
-            self.quiet = 0 if waiting else self.quiet + 1
-            self._log.write(Sample(now, waiting, oldest, connections, self._crew.peak_mb()))
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(60)
-
-
-def _rest(samples: Samples, crew: Crew, plan: Plan, seconds: float = 60.0) -> None:
+def _rest(samples: Samples, crew: Crew, plan: Plan) -> None:
     """Until nothing waits, or it is clear that something will wait for ever."""
     while len(crew.alive) < plan.workers:
         crew.start_worker()
-    deadline = time.monotonic() + seconds
-    samples.quiet = 0
-    while samples.quiet < 3 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    samples.quiet, samples.moved = 0, time.monotonic()
+    while samples.quiet < _QUIET_SAMPLES and time.monotonic() < samples.moved + plan.stuck_seconds:
+        time.sleep(0.05)
 
 
-def _collect(database: Any, kafka: Kafka | None, folder: Path, run: Run, orders: Orders) -> None:
-    for name, records in (("witness", database.witness()), ("changes", database.changes())):
+def _collect(database: Database, kafka: Kafka | None, folder: Path, run: Run, orders: Orders) -> None:
+    deliveries = (
+        from_ledger(Path(orders.broker["ledger"]))
+        if kafka is None
+        else from_kafka(kafka.bootstrap_servers, _TOPIC, _PARTITIONS)
+    )
+    files: dict[str, Any] = {"witness": database.witness(), "changes": database.changes(), "deliveries": deliveries}
+    for name, records in files.items():
         log = Log(folder / f"{name}.jsonl")
         for record in records:
             log.write(record)
         log.close()
-    log = Log(folder / "deliveries.jsonl")
-    for delivery in _consume(kafka) if kafka is not None else _ledger(Path(orders.broker["ledger"])):
-        log.write(delivery)
-    log.close()
     save(folder, "final", database.final())
     save(folder, "run", run)
-
-
-def _ledger(path: Path) -> list[Delivery]:
-    if not path.exists():
-        return []
-    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    found = [Delivery(**json.loads(line)) for line in lines]
-    for number, delivery in enumerate(found):
-        delivery.place = [0, number]
-    return found
-
-
-def _consume(kafka: Kafka) -> list[Delivery]:
-    """From the beginning of every partition to its end."""
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "proof", "log_level": 2})
-    places = [TopicPartition("proof", number, 0) for number in range(_PARTITIONS)]
-    ends = {place.partition: consumer.get_watermark_offsets(place, timeout=30)[1] for place in places}
-    consumer.assign(places)
-    found: list[Delivery] = []
-    left = {number for number, end in ends.items() if end}
-    while left:
-        message = consumer.poll(30)
-        if message is None or message.error():
-            raise RuntimeError(f"the broker's log cannot be read: {message and message.error()}")
-        headers = {name: value for name, value in message.headers() or []}
-        key = message.key().decode() if message.key() is not None else None
-        mark = headers.get("proof", b"").decode()
-        sha256 = fingerprint(key, message.value() or b"", mark)
-        event_id = headers["event_id"].decode()
-        found.append(
-            Delivery(event_id, key, sha256, [message.partition(), message.offset()], message.timestamp()[1] / 1000)
-        )
-        if message.offset() + 1 >= ends[message.partition()]:
-            left.discard(message.partition())
-    consumer.close()
-    return sorted(found, key=lambda delivery: tuple(delivery.place))

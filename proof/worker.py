@@ -5,7 +5,6 @@ not in the library, where nothing can switch them on.
 """
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
@@ -21,22 +20,19 @@ from typing import Any, Final, cast
 
 from pillarbox import Event, Handlers, Reject
 from pillarbox.errors import LeaseLost
-from pillarbox.publisher import Outcome, Publisher, PublisherFeatures
-from pillarbox.publishers.kafka import KafkaPublisher
+from pillarbox.publisher import Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.relay import Fixed, Relay, Stream
 from pillarbox.store import Grant, KeyRun, Page, Settlement, Store
 from pillarbox.urls import store_from_url
+from proof.content import STREAM, fingerprint
 from proof.history import Delivery, Log, Trace
 from proof.planted import plant
 
-STREAM: Final = "proof"
-POINTS: Final = ("read", "before_send", "sent", "confirmed", "settling", "renewing", "taking", "pruning")
+POINTS: Final = (
+    *("reading", "read", "before_send", "sent", "confirmed", "settling", "settled"),
+    *("renewing", "taking", "pruning"),
+)
 _SOON_SECONDS: Final = 0.02
-
-
-def fingerprint(key: str | None, payload: bytes, mark: str) -> str:
-    """What a delivery must have in common with its witness: key, payload and a header."""
-    return hashlib.sha256(f"{key}\0{mark}\0".encode() + payload).hexdigest()
 
 
 @dataclass(slots=True)
@@ -52,29 +48,36 @@ class Orders:
     on_dead: str = "skip"
     slots: int = 4
     batch: int = 500
+    prune_seconds: float = 5.0
     planted: str | None = None
 
 
 class Points:
-    """Where this process ends itself, once it is told to."""
+    """Where this process sends itself a signal, once it is told to by a line such as ``SIGKILL confirmed``."""
 
     def __init__(self) -> None:
-        self._armed: str | None = None
+        self._armed: tuple[str, str] | None = None
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         for line in sys.stdin:
-            self._armed = line.strip() or None
+            number, _, point = line.strip().partition(" ")
+            self._armed = (point, number) if point else None
 
-    def at(self, point: str) -> None:
-        if self._armed == point:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def at(self, point: str, after_seconds: float = 0.0) -> None:
+        armed = self._armed
+        if armed is None or armed[0] != point:
+            return
+        self._armed = None  # a process that stopped goes on, and must not stop again
+        number = signal.Signals[armed[1]]
+        if after_seconds:
+            threading.Timer(after_seconds, os.kill, (os.getpid(), number)).start()
+        else:
+            os.kill(os.getpid(), number)
 
     def around(self, point: str) -> None:
         """Somewhere in the call that begins now."""
-        if self._armed == point:
-            delay = random.uniform(0.0, _SOON_SECONDS)
-            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        self.at(point, random.uniform(0.001, _SOON_SECONDS))
 
 
 class TracedStore:
@@ -113,6 +116,7 @@ class TracedStore:
         return held
 
     async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        self._points.at("reading")
         self._note("read_begin", grant)
         events = await self._store.read(grant, limit, max_bytes)
         if events:
@@ -144,6 +148,7 @@ class TracedStore:
             self._note("refused", grant, ids)
             raise
         self._note("settled", grant, ids)
+        self._points.at("settled")
         for event_id in ids:
             self.reader.pop(event_id, None)
         return aside
@@ -199,6 +204,23 @@ def _ids(events: Sequence[Event]) -> list[str]:
     return [str(event.id) for event in events]
 
 
+class Door:
+    """Handlers behind something that can be shut: while the file is there, their destination is away."""
+
+    def __init__(self, handlers: Handlers, shut: Path) -> None:
+        self._handlers = handlers
+        self._shut = shut
+        self.features = handlers.features
+        self.description = handlers.description
+        self.open = handlers.open
+        self.close = handlers.close
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        if self._shut.exists():
+            return [outage("the door is shut")] * len(events)
+        return await self._handlers.publish(events)
+
+
 def ledger(path: Path, seed: int) -> Handlers:
     """Handlers that write each event into one file, and fail as the event says."""
     log = Log(path)
@@ -221,7 +243,10 @@ def ledger(path: Path, seed: int) -> Handlers:
 
 def _publisher(orders: Orders) -> Any:
     if orders.broker["kind"] == "handlers":
-        return ledger(Path(orders.broker["ledger"]), orders.broker["seed"])
+        handlers = ledger(Path(orders.broker["ledger"]), orders.broker["seed"])
+        return Door(handlers.limited_to(orders.slots), Path(orders.broker["shut"]))
+    from pillarbox.publishers.kafka import KafkaPublisher  # a relay without Kafka starts sooner
+
     return KafkaPublisher(
         servers=orders.broker["servers"],
         topic=orders.broker["topic"],
@@ -236,8 +261,6 @@ def main() -> None:
     log = Log(Path(orders.folder) / f"trace-{orders.name}.jsonl")
     points = Points()
     publisher = _publisher(orders)
-    if isinstance(publisher, Handlers):
-        publisher = publisher.limited_to(orders.slots)
     store = store_from_url(orders.store)
     plant(orders.planted, store, publisher)
     traced = TracedStore(store, log, orders.name, points)
@@ -252,7 +275,7 @@ def main() -> None:
         lease_seconds=orders.lease_seconds,
         poll_limit_seconds=0.5,
     )
-    relay = Relay(cast(Store, traced), [stream], prune_seconds=5.0, grace_seconds=10.0)
+    relay = Relay(cast(Store, traced), [stream], prune_seconds=orders.prune_seconds, grace_seconds=10.0)
     relay.name = orders.name  # unique to this start: the traces and the leases say the same
     log.write(Trace(time.monotonic(), orders.name, "start"))
     asyncio.run(relay.run())

@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from proof.databases import DATABASES
+from proof.databases import kind_of
 from proof.databases.base import Written
 from proof.history import Attempted, Log
 
@@ -32,16 +32,17 @@ class Load:
     flaky: float = 0.0
     rejected_bytes: int = 0
     pause_seconds: float = 0.005
+    planted: str | None = None
 
 
 def run(load: Load, stop: threading.Event) -> None:
-    database = DATABASES[load.store](Path(load.folder), load.url)
+    database = kind_of(load.store)(Path(load.folder), load.url)
     log = Log(Path(load.folder) / "writers.jsonl")
-    writer = database.writer()
+    writer = database.writer(load.planted)
     chance = random.Random(load.seed)
     while not stop.is_set():
         keys = {_key(load, chance) for _ in range(chance.choice((1, 1, 1, 2, 3)))}
-        wanted = [_wanted(load, chance, key) for key in keys]
+        wanted = [_wanted(load, chance, key) for key in sorted(keys)]
         hold = chance.uniform(0, load.hold_seconds) if chance.random() < load.held else 0.0
         result, ids = writer.transact(wanted, commit=chance.random() >= load.rolled_back, hold_seconds=hold)
         log.write(Attempted(time.monotonic(), result, ids))

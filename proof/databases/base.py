@@ -5,12 +5,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pillarbox.store import Store
 from pillarbox.urls import store_from_url
 from proof.history import Change, Final, Witness
-from tests.servers import Server
+from proof.planted import plant
+
+if TYPE_CHECKING:  # a writer needs no server, and to import all of them takes longer than its first transaction
+    from tests.servers import Server
 
 
 class Written(NamedTuple):
@@ -37,6 +41,7 @@ class Database(ABC):
 
     name: ClassVar[str]
     can_restart: ClassVar[bool] = True
+    has_own_clock: ClassVar[bool] = True  # and not that of whichever process asks
 
     def __init__(self, folder: Path, url: str | None = None) -> None:
         """With the URL of one that runs already it is for a client, and starts no server."""
@@ -45,7 +50,7 @@ class Database(ABC):
 
     @property
     @abstractmethod
-    def server(self) -> Server | None: ...
+    def server(self) -> "Server | None": ...
 
     @property
     @abstractmethod
@@ -66,7 +71,7 @@ class Database(ABC):
         """Make the outbox, the business tables and the log."""
 
     @abstractmethod
-    def writer(self) -> Writer: ...
+    def writer(self, planted: str | None = None) -> Writer: ...
 
     @abstractmethod
     def cut_sessions(self) -> None:
@@ -101,11 +106,12 @@ class Database(ABC):
         if self.server is not None:
             self.server.close()
 
-    def ask(self, work: Any) -> Any:
+    def ask(self, work: Any, planted: str | None = None) -> Any:
         """Let ``work(store)`` run on a store of its own, as an operator would."""
 
         async def run() -> Any:
             store: Store = store_from_url(self.url)
+            plant(planted, store, SimpleNamespace(publish=None))
             await store.open()
             try:
                 return await work(store)

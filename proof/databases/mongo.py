@@ -15,10 +15,9 @@ from pymongo.errors import PyMongoError
 
 from pillarbox import Outbox
 from pillarbox.ids import uuid7
+from proof.content import STREAM, fingerprint
 from proof.databases.base import Database, Writer, Written
 from proof.history import Change, Final, Witness
-from proof.worker import STREAM, fingerprint
-from tests.servers import Mongo, MongoSet, Server
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD, tz_aware=True)
 _WAITING = ["pending", "failed", "held", "processing"]
@@ -38,8 +37,7 @@ class MongoWriter(Writer):
         with self._client.start_session() as session:
             try:
                 session.start_transaction()
-                for each in sorted(wanted):
-                    ids.append(self._write(session, each))
+                ids.extend(self._write(session, each) for each in sorted(wanted))
                 if hold_seconds:
                     time.sleep(hold_seconds)
                 if not commit:
@@ -90,10 +88,12 @@ class MongoProof(Database):
 
     def __init__(self, folder: Path, url: str | None = None) -> None:
         super().__init__(folder, url)
-        self._server: Server | None = None
+        self._server: Any = None
         if url is None:
+            from tests.servers import Mongo, MongoSet
+
             self._server = (Mongo() if self.nodes == 1 else MongoSet()).start()
-        self._killed: Server | None = None
+        self._killed: Any = None
         self._client: MongoClient[dict[str, Any]] = MongoClient(self.url)
         self._database = self._client.get_default_database(codec_options=_CODEC)
         self._watching = threading.Event()
@@ -109,8 +109,7 @@ class MongoProof(Database):
     def url(self) -> str:
         if self._url is not None:
             return self._url
-        assert self._server is not None
-        return self._server.url.replace("/?", "/proof?")
+        return str(self._server.url.replace("/?", "/proof?"))
 
     def through(self, port: int) -> str:
         return f"mongodb://127.0.0.1:{port}/proof?directConnection=true"
@@ -131,7 +130,7 @@ class MongoProof(Database):
         self._thread.start()
         self._watching.wait(30)
 
-    def writer(self) -> Writer:
+    def writer(self, planted: str | None = None) -> Writer:
         return MongoWriter(self.url)
 
     def cut_sessions(self) -> None:
@@ -139,8 +138,11 @@ class MongoProof(Database):
 
     def sample(self) -> tuple[int, float, int]:
         events = self._database["outbox_event"]
-        count = events.count_documents({"status": {"$in": _WAITING}})
-        oldest = events.find_one({"status": {"$in": _WAITING}}, {"seq": 1}, sort=[("seq", 1)])
+        # What stands behind a dead head in a blocked key waits for an operator, not for a relay.
+        blocked = [row["key"] for row in self._database["outbox_blocked_key"].find({"mode": "blocked"}, {"key": 1})]
+        waiting = {"status": {"$in": _WAITING}, "key": {"$nin": blocked}}
+        count = events.count_documents(waiting)
+        oldest = events.find_one(waiting, {"seq": 1}, sort=[("seq", 1)])
         age = max(0.0, time.time() - oldest["seq"].time) if oldest else 0.0
         connections = self._client.admin.command("serverStatus")["connections"]["current"]
         return count, age, connections
@@ -191,8 +193,7 @@ class MongoProof(Database):
 
     def crash(self) -> None:
         """One node: it is gone; three: its primary is."""
-        self._killed = self._server.primary() if isinstance(self._server, MongoSet) else self._server
-        assert self._killed is not None
+        self._killed = self._server if self.nodes == 1 else self._server.primary()
         self._killed.kill()
 
     def come_back(self) -> None:

@@ -1,36 +1,33 @@
-"""PostgreSQL, MySQL and SQLite: triggers log each change of the outbox, by the database's clock."""
+"""What PostgreSQL, MySQL and SQLite share: triggers log each change of the outbox, by the database's clock."""
 
 import re
-import sqlite3
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 from uuid import UUID
-
-import psycopg
-import pymysql
 
 from pillarbox import Outbox
 from pillarbox.ids import uuid7
+from proof.content import STREAM, fingerprint
 from proof.databases.base import Database, Writer, Written
 from proof.history import Change, Final, Witness
-from proof.worker import STREAM, fingerprint
-from tests.servers import MySQL, Postgres, Server
+from proof.planted import EVENT_IN_A_TRANSACTION_OF_ITS_OWN
 
 _COLUMNS = "kind, stream, shard, event_id, k, old, new, attempts, owner, token, until"
-_WAITING = "status IN ('pending', 'failed', 'held', 'processing')"
+# What stands behind a dead head in a blocked key waits for an operator, not for a relay.
+WAITING = """status IN ('pending', 'failed', 'held', 'processing') AND NOT EXISTS (SELECT 1 FROM outbox_blocked_key AS b
+    WHERE b.stream = outbox_event.stream AND b.{key} = outbox_event.{key} AND b.mode = 'blocked')"""
 
 
 class SqlWriter(Writer):
     """A client whose transaction locks its keys, adds events, and writes the witness."""
 
-    def __init__(self, database: "SqlProof") -> None:
+    def __init__(self, database: "SqlProof", planted: str | None = None) -> None:
         self._database = database
+        self._planted = planted
         self._connection: Any = None
         self._outbox = Outbox()
 
@@ -39,12 +36,15 @@ class SqlWriter(Writer):
         try:
             connection = self._connection = self._connection or self._database.connect()
             cursor = connection.cursor()
-            for each in sorted(wanted):  # in one order, so that two clients cannot wait for each other
-                ids.append(self._write(connection, cursor, each))
+            # In one order, so that two clients cannot wait for each other.
+            ids.extend(self._write(connection, cursor, each) for each in sorted(wanted))
             if hold_seconds:
                 time.sleep(hold_seconds)
             if not commit:
                 connection.rollback()
+                if self._planted == EVENT_IN_A_TRANSACTION_OF_ITS_OWN:
+                    self._add(connection, wanted[0], UUID(ids[0]), "", b"{}")
+                    connection.commit()
                 return "rolled_back", ids
         except Exception:
             self.close()
@@ -63,6 +63,12 @@ class SqlWriter(Writer):
         n = int(cursor.fetchone()[0])
         event_id, mark = uuid7(), f"{each.key}/{n}"
         payload = f'{{"n": {n}, "pad": "'.encode() + b"x" * each.size + b'"}'
+        self._add(connection, each, event_id, mark, payload)
+        row = (str(event_id), each.key, n, fingerprint(each.key, payload, mark), each.fate)
+        execute(cursor, "INSERT INTO proof_witness (event_id, k, n, sha256, fate) VALUES (%s, %s, %s, %s, %s)", *row)
+        return str(event_id)
+
+    def _add(self, connection: Any, each: Written, event_id: UUID, mark: str, payload: bytes) -> None:
         self._outbox.add(
             connection,
             "proof.event",
@@ -73,9 +79,6 @@ class SqlWriter(Writer):
             headers={"proof": mark, "fate": each.fate},
             content_type="application/json",
         )
-        row = (str(event_id), each.key, n, fingerprint(each.key, payload, mark), each.fate)
-        execute(cursor, "INSERT INTO proof_witness (event_id, k, n, sha256, fate) VALUES (%s, %s, %s, %s, %s)", *row)
-        return str(event_id)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -91,18 +94,17 @@ class SqlProof(Database):
     triggers: ClassVar[Sequence[str]]
     mark: ClassVar[str] = "%s"
 
-    _server: Server | None = None
+    _server: Any = None
 
     @property
-    def server(self) -> Server | None:
+    def server(self) -> Any:
         return self._server
 
     @property
     def url(self) -> str:
         if self._url is not None:
             return self._url
-        assert self._server is not None
-        return self._server.url
+        return str(self._server.url)
 
     def through(self, port: int) -> str:
         return re.sub(r":\d+/", f":{port}/", self.url)
@@ -135,8 +137,8 @@ class SqlProof(Database):
         connection.commit()
         connection.close()
 
-    def writer(self) -> Writer:
-        return SqlWriter(self)
+    def writer(self, planted: str | None = None) -> Writer:
+        return SqlWriter(self, planted)
 
     def witness(self) -> Iterable[Witness]:
         for event_id, key, n, sha256, fate in self.query("SELECT event_id, k, n, sha256, fate FROM proof_witness"):
@@ -175,234 +177,3 @@ def _unix(value: Any) -> float | None:
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     return float((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
-
-
-def _log(values: str) -> str:
-    return f"INSERT INTO proof_change ({_COLUMNS}) VALUES ({values})"
-
-
-class PostgresProof(SqlProof):
-    """By psycopg."""
-
-    name = "postgres"
-    business = (
-        "CREATE TABLE proof_key (k text PRIMARY KEY, n bigint NOT NULL)",
-        "CREATE TABLE proof_witness (event_id text PRIMARY KEY, k text, n bigint, sha256 text, fate text)",
-        """CREATE TABLE proof_change (seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
-            kind text, stream text, shard int, event_id text, k text, old text, new text, attempts int, owner text,
-            token bigint, until timestamptz)""",
-    )
-    triggers = (
-        f"""CREATE FUNCTION proof_event() RETURNS trigger LANGUAGE plpgsql AS $x$
-        DECLARE row record; before text; after text; held bigint;
-        BEGIN
-            IF TG_OP = 'UPDATE' AND OLD.status = NEW.status AND OLD.attempts = NEW.attempts THEN RETURN NULL; END IF;
-            IF TG_OP = 'DELETE' THEN row := OLD; ELSE row := NEW; after := NEW.status; END IF;
-            IF TG_OP <> 'INSERT' THEN before := OLD.status; END IF;
-            SELECT token INTO held FROM outbox_lease WHERE stream = row.stream AND shard = row.shard;
-            {_log("'event', row.stream, row.shard, row.id::text, row.key, before, after, row.attempts, NULL, held, NULL")};
-            RETURN NULL;
-        END $x$""",
-        f"""CREATE FUNCTION proof_lease() RETURNS trigger LANGUAGE plpgsql AS $x$
-        BEGIN
-            {_log("'lease', NEW.stream, NEW.shard, NULL, NULL, NULL, NULL, NULL, NEW.owner, NEW.token, NEW.lease_until")};
-            RETURN NULL;
-        END $x$""",
-        f"""CREATE FUNCTION proof_aside() RETURNS trigger LANGUAGE plpgsql AS $x$
-        DECLARE row record; before text; after text;
-        BEGIN
-            IF TG_OP = 'DELETE' THEN row := OLD; ELSE row := NEW; after := NEW.mode; END IF;
-            IF TG_OP <> 'INSERT' THEN before := OLD.mode; END IF;
-            {_log("'aside', row.stream, row.shard, NULL, row.key, before, after, NULL, NULL, NULL, NULL")};
-            RETURN NULL;
-        END $x$""",
-        f"""CREATE FUNCTION proof_dead() RETURNS trigger LANGUAGE plpgsql AS $x$
-        DECLARE row record; before text; after text;
-        BEGIN
-            IF TG_OP = 'DELETE' THEN row := OLD; before := 'dead'; ELSE row := NEW; after := 'dead'; END IF;
-            {_log("'dead', row.stream, row.shard, row.id::text, row.key, before, after, row.attempts, NULL, NULL, NULL")};
-            RETURN NULL;
-        END $x$""",
-        f"""CREATE FUNCTION proof_audit() RETURNS trigger LANGUAGE plpgsql AS $x$
-        BEGIN
-            {_log("'audit', NEW.stream, NULL, NEW.event_id::text, NULL, NULL, NEW.action, NULL, NEW.operator, NULL, NULL")};
-            RETURN NULL;
-        END $x$""",
-        *(
-            f"CREATE TRIGGER proof_{kind} AFTER {when} ON outbox_{table} FOR EACH ROW EXECUTE FUNCTION proof_{kind}()"
-            for kind, table, when in (
-                ("event", "event", "INSERT OR UPDATE OR DELETE"),
-                ("lease", "lease", "INSERT OR UPDATE"),
-                ("aside", "blocked_key", "INSERT OR UPDATE OR DELETE"),
-                ("dead", "dead_letter", "INSERT OR DELETE"),
-                ("audit", "audit", "INSERT"),
-            )
-        ),
-    )
-
-    def __init__(self, folder: Path, url: str | None = None) -> None:
-        super().__init__(folder, url)
-        self._server = None if url else Postgres(settings={"max_connections": "200"}).start()
-
-    def connect(self) -> Any:
-        return psycopg.connect(self.url, connect_timeout=5, prepare_threshold=None)
-
-    def cut_sessions(self) -> None:
-        self.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
-
-    def sample(self) -> tuple[int, float, int]:
-        waiting = f"""SELECT count(*), COALESCE(extract(epoch FROM now() - min(created_at)), 0)
-            FROM outbox_event WHERE {_WAITING}"""
-        ((count, oldest),) = self.query(waiting)
-        ((connections,),) = self.query("SELECT count(*) FROM pg_stat_activity")
-        return int(count), float(oldest), int(connections)
-
-    def epoch(self, column: str) -> str:
-        return f"extract(epoch FROM {column})::float8"
-
-    def version(self) -> str:
-        return f"PostgreSQL {self.query('SHOW server_version')[0][0]}"
-
-
-def _plain_triggers(now_held: str, differ: str, body: str) -> Sequence[str]:
-    """The same for databases whose triggers are for one operation each; ``body`` is the frame of one."""
-    held = now_held
-    wanted = [
-        ("event", "INSERT", "", "'event', NEW.stream, NEW.shard, {n}, NEW.{key}, NULL, NEW.status, 0, NULL, NULL, NULL"),
-        (
-            "event",
-            "UPDATE",
-            differ,
-            f"'event', NEW.stream, NEW.shard, {{n}}, NEW.{{key}}, OLD.status, NEW.status, NEW.attempts, NULL, {held}, NULL",
-        ),
-        ("event", "DELETE", "", "'event', OLD.stream, OLD.shard, {o}, OLD.{key}, OLD.status, NULL, 0, NULL, NULL, NULL"),
-        ("lease", "UPDATE", "", "'lease', NEW.stream, NEW.shard, NULL, NULL, NULL, NULL, NULL, NEW.owner, NEW.token, {until}"),
-        ("blocked_key", "INSERT", "", "'aside', NEW.stream, NEW.shard, NULL, NEW.{key}, NULL, NEW.mode, NULL, NULL, NULL, NULL"),
-        ("blocked_key", "UPDATE", "", "'aside', NEW.stream, NEW.shard, NULL, NEW.{key}, OLD.mode, NEW.mode, NULL, NULL, NULL, NULL"),
-        ("blocked_key", "DELETE", "", "'aside', OLD.stream, OLD.shard, NULL, OLD.{key}, OLD.mode, NULL, NULL, NULL, NULL, NULL"),
-        ("dead_letter", "INSERT", "", "'dead', NEW.stream, NEW.shard, {n}, NEW.{key}, NULL, 'dead', NEW.attempts, NULL, NULL, NULL"),
-        ("dead_letter", "DELETE", "", "'dead', OLD.stream, OLD.shard, {o}, OLD.{key}, 'dead', NULL, OLD.attempts, NULL, NULL, NULL"),
-        ("audit", "INSERT", "", "'audit', NEW.stream, NULL, {a}, NULL, NULL, NEW.action, NULL, NEW.operator, NULL, NULL"),
-    ]  # fmt: skip
-    return [
-        body.format(
-            name=f"proof_{table}_{when.lower()}", when=when, table=table, condition=condition, insert=_log(values)
-        )
-        for table, when, condition, values in wanted
-    ]
-
-
-class MysqlProof(SqlProof):
-    """By PyMySQL."""
-
-    name = "mysql"
-    business = (
-        "CREATE TABLE proof_key (k varchar(255) PRIMARY KEY, n bigint NOT NULL) ENGINE=InnoDB",
-        """CREATE TABLE proof_witness (event_id varchar(36) PRIMARY KEY, k varchar(255), n bigint, sha256 varchar(64),
-            fate varchar(20)) ENGINE=InnoDB""",
-        """CREATE TABLE proof_change (seq bigint AUTO_INCREMENT PRIMARY KEY, at double NOT NULL,
-            kind varchar(20), stream varchar(100), shard int, event_id varchar(36), k varchar(255), old varchar(20),
-            new varchar(20), attempts int, owner varchar(255), token bigint, until double) ENGINE=InnoDB""",
-        "CREATE TRIGGER proof_clock BEFORE INSERT ON proof_change FOR EACH ROW SET NEW.at = UNIX_TIMESTAMP(SYSDATE(6))",
-    )
-    triggers = tuple(
-        text.replace("{n}", "LOWER(HEX(NEW.id))")
-        .replace("{o}", "LOWER(HEX(OLD.id))")
-        .replace("{a}", "LOWER(HEX(NEW.event_id))")
-        .replace("{key}", "`key`")
-        .replace("{until}", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NEW.lease_until) / 1e6")
-        for text in _plain_triggers(
-            "(SELECT token FROM outbox_lease WHERE stream = NEW.stream AND shard = NEW.shard)",
-            "NOT (OLD.status <=> NEW.status AND OLD.attempts <=> NEW.attempts) AND",
-            "CREATE TRIGGER {name} AFTER {when} ON outbox_{table} FOR EACH ROW "
-            "BEGIN IF {condition} TRUE THEN {insert}; END IF; END",
-        )
-    )
-
-    def __init__(self, folder: Path, url: str | None = None) -> None:
-        super().__init__(folder, url)
-        self._server = None if url else MySQL().start()
-
-    def connect(self) -> Any:
-        parts = urlsplit(self.url)
-        return pymysql.connect(
-            host=parts.hostname,
-            port=parts.port or 3306,
-            user=parts.username,
-            database=parts.path[1:],
-            connect_timeout=5,
-        )
-
-    def cut_sessions(self) -> None:
-        connection = self.connect()
-        cursor = connection.cursor()
-        cursor.execute(
-            "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user <> 'system user'"
-        )
-        for (number,) in cursor.fetchall():
-            with suppress(pymysql.Error):
-                cursor.execute(f"KILL {number}")
-        connection.close()
-
-    def sample(self) -> tuple[int, float, int]:
-        text = f"""SELECT count(*), COALESCE(TIMESTAMPDIFF(MICROSECOND, min(created_at), UTC_TIMESTAMP(6)), 0) / 1e6
-            FROM outbox_event WHERE {_WAITING}"""
-        ((count, oldest),) = self.query(text)
-        ((connections,),) = self.query("SELECT count(*) FROM information_schema.processlist")
-        return int(count), float(oldest), int(connections)
-
-    def version(self) -> str:
-        return f"MySQL {self.query('SELECT VERSION()')[0][0]}"
-
-
-class SqliteProof(SqlProof):
-    """By the standard library."""
-
-    name = "sqlite"
-    can_restart = False
-    mark = "?"
-    business = (
-        "CREATE TABLE proof_key (k text PRIMARY KEY, n integer NOT NULL)",
-        "CREATE TABLE proof_witness (event_id text PRIMARY KEY, k text, n integer, sha256 text, fate text)",
-        """CREATE TABLE proof_change (seq integer PRIMARY KEY AUTOINCREMENT,
-            at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0), kind text, stream text, shard integer,
-            event_id text, k text, old text, new text, attempts integer, owner text, token integer, until text)""",
-    )
-    triggers = tuple(
-        text.replace("{n}", "NEW.id")
-        .replace("{o}", "OLD.id")
-        .replace("{a}", "NEW.event_id")
-        .replace("{key}", "key")
-        .replace("{until}", "NEW.lease_until")
-        for text in _plain_triggers(
-            "(SELECT token FROM outbox_lease WHERE stream = NEW.stream AND shard = NEW.shard)",
-            "(OLD.status IS NOT NEW.status OR OLD.attempts IS NOT NEW.attempts) AND",
-            "CREATE TRIGGER {name} AFTER {when} ON outbox_{table} FOR EACH ROW WHEN {condition} 1 BEGIN {insert}; END",
-        )
-    )
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "shop.db"
-
-    @property
-    def url(self) -> str:
-        return f"sqlite:///{self.path}"
-
-    def through(self, port: int) -> str:
-        return self.url
-
-    def connect(self) -> Any:
-        return sqlite3.connect(self.path, timeout=30)
-
-    def cut_sessions(self) -> None:
-        """There are none."""
-
-    def sample(self) -> tuple[int, float, int]:
-        text = f"""SELECT count(*), COALESCE((julianday('now') - julianday(min(created_at))) * 86400.0, 0)
-            FROM outbox_event WHERE {_WAITING}"""
-        ((count, oldest),) = self.query(text)
-        return int(count), float(oldest), 0
-
-    def version(self) -> str:
-        return f"SQLite {sqlite3.sqlite_version}"

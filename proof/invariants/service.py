@@ -47,7 +47,15 @@ def recovery(facts: Facts) -> Recovery:
 
 
 def liveness(facts: Facts) -> Iterator[Violation]:
-    """I15: once nothing is broken, the oldest waiting event is soon younger than its bound, and stays so."""
+    """I15: once nothing is broken, the oldest waiting event is soon younger than its bound, and stays so; a relay ends
+    when it is told to, and only then.
+
+    Settings: late (relays that did not end in time), broken (processes that ended by themselves).
+    """
+    for worker in facts.settings.get("late", ()):
+        yield Violation("I15", "told to end, it did not in time", worker)
+    for process in facts.settings.get("broken", ()):
+        yield Violation("I15", "ended by itself", process)
     if not facts.history.samples:
         return
     limit = float(facts.settings.get("healing_limit", _HEALING_LIMIT_SECONDS))

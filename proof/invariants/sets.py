@@ -13,7 +13,8 @@ _OVER = ("published", "dead")
 def no_loss(facts: Facts) -> Iterator[Violation]:
     """I1: every committed event was delivered, is dead, or was given up with an audit row; at rest nothing waits.
 
-    Under the policy "block" what stands behind a dead head waits rightly, as long as its key is blocked.
+    Under the policy "block" what stands behind a dead head waits rightly, as long as its key is blocked and that head
+    is among the dead letters.
     """
     final = facts.history.final
     blocked = _blocked_keys(facts)
@@ -34,7 +35,9 @@ def _blocked_keys(facts: Facts) -> set[tuple[str, str | None]]:
     for change in facts.changes:
         if change.kind == "aside":
             modes[change.stream, change.key] = change.new
-    return {lane for lane, mode in modes.items() if mode == "blocked" and facts.policy(lane[0]) == "block"}
+    buried = {(line.stream, line.key) for line in map(facts.witness.get, facts.history.final.dead) if line is not None}
+    blocked = {lane for lane, mode in modes.items() if mode == "blocked" and facts.policy(lane[0]) == "block"}
+    return blocked & buried
 
 
 def no_phantom(facts: Facts) -> Iterator[Violation]:

@@ -308,7 +308,7 @@ def die_too_early(history: History) -> None:
 
 def charge_in_an_outage(history: History) -> None:
     change = change_of(history, "e1", "published")
-    change.attempts = 1
+    change.attempts = 2
     history.faults.append(Fault(change.at - CLOCK - 1, "broker", until=change.at - CLOCK + 1))
 
 
@@ -497,3 +497,26 @@ def test_the_length_of_a_history_is_no_matter() -> None:
     report = passes(world.rest())
 
     assert (len(report.facts.history.deliveries), report.copies.attributed) == (200_000, 100_000)
+
+
+def test_the_attempt_that_succeeds_beside_an_outage_is_no_charge() -> None:
+    history = calm().rest()
+    change = change_of(history, "e1", "published")
+    change.attempts = 1
+    history.faults.append(Fault(change.at - CLOCK - 1, "broker", until=change.at - CLOCK + 1))
+
+    assert check(history).passed
+
+
+def test_behind_a_blocked_key_without_a_dead_head_nothing_waits_rightly() -> None:
+    world = World(on_dead="block")
+    world.take("w1")
+    world.commit("a", fate="reject")
+    world.commit("a")
+    world.turn("w1")
+    history = world.rest()
+    assert check(history).passed
+
+    history.final.dead.clear()
+
+    assert "I1" in broken(check(history))

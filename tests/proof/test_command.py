@@ -100,3 +100,26 @@ def test_the_last_line_of_a_killed_process_may_be_cut_off(tmp_path: Path) -> Non
         lines.write('{"at":1')
 
     assert main(["check", str(tmp_path), "--card", str(tmp_path / "card.json")]) == 0
+
+
+def test_a_run_says_its_seed_and_overwrites_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.json").write_text("{}")
+
+    assert main(["run", "--seed", "7", "--keep", str(tmp_path)]) == 2
+
+    printed = capsys.readouterr()
+    assert printed.out == "seed 7\n"
+    assert "holds something already" in printed.err
+
+
+def test_a_run_that_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, file = tmp_path / "history", tmp_path / "card.json"
+    short = ["--store", "sqlite", "--broker", "handlers", "--seconds", "1", "--workers", "1", "--faults", "none"]
+
+    assert main(["run", *short, "--seed", "3", "--keep", str(folder), "--card", str(file)]) == 0
+
+    found = json.loads(file.read_text())
+    assert (found["verdict"], found["seed"]) == ("pass", 3)
+    assert found["commit"]
+    assert main(["check", str(folder), "--card", str(file)]) == 0
+    assert "seed 3, sqlite to handlers" in capsys.readouterr().out

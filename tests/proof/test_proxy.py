@@ -20,7 +20,8 @@ from confluent_kafka import admin as confluent_admin
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, PyMongoError
 
-from proof.proxy import Proxy, ProxyThread
+from proof.proxy import Proxy
+from proof.proxy_thread import ProxyThread
 from tests.servers import Kafka, Mongo, MySQL, Postgres
 from tests.servers.fixtures import OwnServer
 

@@ -1,0 +1,119 @@
+"""A checker that finds nothing proves nothing: each planted bug is found, and named by the right invariant.
+
+A run is mostly waiting, so two go on at a time, in the order in which their tests come.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from proof.checker import Report, check
+from proof.planted import PLANTED
+from proof.runner import Plan, perform
+from tests.proof.verdict import verdict
+
+SHORT = Plan(
+    store="sqlite",
+    broker="handlers",
+    seconds=2.0,
+    seed=11,
+    workers=1,
+    writers=2,
+    lease_seconds=1.0,
+    prune_seconds=0.5,
+    stuck_seconds=4.0,
+    least_transactions=60,
+    held=0.0,
+)
+TWO = replace(SHORT, workers=2, least_faults=1)
+CALM = replace(SHORT, faults="none", rejected=0.05, flaky=0.05)
+KILLS = replace(TWO, only="kill_at_point:settled", least_faults=2)
+BACKLOG = replace(SHORT, only="stop", rejected=0.05, writers_clock="-1h", least_faults=3)
+OUTAGE = replace(SHORT, only="broker", least_faults=1)
+OPERATOR = replace(SHORT, only="operator:replay", on_dead="block", rejected=0.1, least_faults=2)
+# SQLite has no clock of its own, nothing commits late there, and who stops with its lock stops everybody.
+SERVER = replace(TWO, store="postgres", seconds=3.0)
+CLOCKS = replace(SERVER, only="clock:+1h", writers=3, held=0.2, hold_seconds=0.3)
+LATE = replace(CLOCKS, only=None, faults="none", workers=1, least_faults=0, least_transactions=150)
+PAUSES = replace(SERVER, only="stop_at_point:confirmed,reading,settling", least_faults=3)
+
+WITHOUT_A_BUG = {
+    "calm": CALM,
+    "kills": KILLS,
+    "pauses": PAUSES,
+    "backlog": BACKLOG,
+    "outage": OUTAGE,
+    "operator": OPERATOR,
+    "clocks": CLOCKS,
+}
+
+
+class Caught(NamedTuple):
+    plan: Plan
+    by: str
+
+
+def paused(point: str) -> Plan:
+    return replace(PAUSES, only=f"stop_at_point:{point}", least_faults=1)
+
+
+BUGS = {
+    "settle_before_the_acknowledgement": Caught(KILLS, "I1"),
+    "delivery_report_ignored": Caught(CALM, "I1"),
+    "settle_without_the_token": Caught(paused("confirmed"), "I8"),
+    "settle_that_crosses_a_take_over": Caught(paused("settling"), "I8"),
+    "read_without_the_token": Caught(paused("reading"), "I7"),
+    "order_by_id": Caught(BACKLOG, "I5"),
+    "only_after_the_last_seen": Caught(LATE, "I1"),
+    "prune_that_ignores_the_state": Caught(CALM, "I1"),
+    "outage_charged": Caught(OUTAGE, "I11"),
+    "leases_by_the_workers_clock": Caught(CLOCKS, "I7"),
+    "payload_serialised_again": Caught(CALM, "I3"),
+    "retry_overtaken_by_its_key": Caught(CALM, "I5"),
+    "whole_batch_declared_dead": Caught(BACKLOG, "I11"),
+    "dead_before_its_attempts": Caught(CALM, "I11"),
+    "replay_that_forgets_its_key": Caught(OPERATOR, "I1"),
+    "sent_again_to_be_sure": Caught(CALM, "I10"),
+    "take_over_that_resets_what_is_published": Caught(KILLS, "I9"),
+    "event_in_a_transaction_of_its_own": Caught(CALM, "I4"),
+}
+
+Reports = dict[str, Future[Report]]
+
+
+@pytest.fixture(scope="module")
+def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
+    """By the name of a bug or of a scenario without one, of those that were asked for."""
+
+    def judged(plan: Plan) -> Report:
+        return check(perform(plan, tmp_path_factory.mktemp(plan.planted or "run")))
+
+    plans = {**WITHOUT_A_BUG, **{bug: replace(caught.plan, planted=bug) for bug, caught in BUGS.items()}}
+    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    names = [name for params in asked for name in params.values() if name in plans]
+    with ThreadPoolExecutor(2) as runs:
+        found = {name: runs.submit(judged, plans[name]) for name in names}
+        yield found
+        for run in found.values():
+            run.cancel()
+
+
+def test_every_planted_bug_has_its_scenario() -> None:
+    assert set(BUGS) == set(PLANTED)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug: str, reports: Reports) -> None:
+    report = reports[bug].result()
+
+    assert BUGS[bug].by in {finding.invariant for finding in report.findings}, verdict(report)
+
+
+@pytest.mark.parametrize("scenario", WITHOUT_A_BUG)
+def test_the_same_without_a_bug_passes(scenario: str, reports: Reports) -> None:
+    report = reports[scenario].result()
+
+    assert report.passed, verdict(report)

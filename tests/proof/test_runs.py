@@ -1,0 +1,56 @@
+"""Whole runs, shortened: everything is broken for a while, and the promise is kept.
+
+The seeds are fixed: a new one in every build would be a test that fails for nobody's change. New ones are for
+`make prove`, which prints the seed that it took.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from proof.checker import check
+from proof.runner import Plan, perform
+from proof.worker import POINTS
+from tests.proof.verdict import verdict
+
+ALL = [
+    Plan(store="postgres", broker="kafka", seconds=15.0, seed=7),
+    Plan(store="mongo", broker="kafka", seconds=15.0, seed=7),
+    Plan(store="sqlite", broker="handlers", seconds=12.0, seed=7),
+]
+POLICIES = [
+    Plan(store="sqlite", broker="handlers", seconds=6.0, seed=3, on_dead="block", rejected=0.02, lease_seconds=1.0),
+    Plan(store="sqlite", broker="handlers", seconds=6.0, seed=3, on_dead="park", rejected=0.02, lease_seconds=1.0),
+]
+
+
+def name(plan: Plan) -> str:
+    return f"{plan.store}-{plan.broker}-{plan.on_dead}"
+
+
+@pytest.mark.parametrize("plan", ALL + POLICIES, ids=name)
+def test_with_every_fault_the_promise_is_kept(plan: Plan, tmp_path: Path) -> None:
+    report = check(perform(plan, tmp_path))
+
+    assert report.passed, verdict(report)
+    assert report.facts.faults.count("kill") > 0, verdict(report)
+
+
+@pytest.mark.parametrize("faults", ["none", "term"])
+def test_without_a_crash_there_is_not_one_copy(faults: str, tmp_path: Path) -> None:
+    report = check(perform(Plan(store="sqlite", broker="handlers", seconds=6.0, seed=5, faults=faults), tmp_path))
+
+    assert report.passed, verdict(report)
+    assert (report.copies.attributed, report.copies.unattributed) == (0, 0), verdict(report)
+    assert (report.facts.faults.count("term") > 0) == (faults == "term")
+
+
+def test_a_relay_can_be_killed_at_every_point(tmp_path: Path) -> None:
+    plan = Plan(store="sqlite", broker="handlers", seconds=5.0, seed=1, only="kill_at_point", every_point=True)
+    plan.prune_seconds = plan.lease_seconds = 1.0
+
+    report = check(perform(plan, tmp_path))
+
+    assert report.passed, verdict(report)
+    killed = {fault.point for fault in report.facts.faults.all if fault.kind == "kill"}
+    assert killed == set(POINTS), verdict(report)
