@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import Final, TypeAlias, TypeVar
 
@@ -248,12 +248,15 @@ class MongoDatabase:
 
 
 async def _to_its_end(work: Awaitable[T]) -> T:
-    """A transaction that is called back half-way would stay open on the server, or commit nobody knows when."""
+    """A transaction that is called back half-way, however often, would stay open on the server, or commit nobody knows
+    when."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
         raise
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from pillarbox.errors import PillarboxError
 from pillarbox.stores.mongo.database import MongoDatabase
+from pillarbox.tasks import ended
 
 log = logging.getLogger("pillarbox.stores.mongo")
 
@@ -47,11 +48,11 @@ class Watcher:
     async def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await ended(task)
 
     async def _watch(self, opened: asyncio.Event) -> None:
-        while True:
+        # Not for ever: in an outage the driver can make an error of the cancellation.
+        while self._task is asyncio.current_task():
             try:
                 await self._watch_once(opened)
             except PillarboxError as error:
