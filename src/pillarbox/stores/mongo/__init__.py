@@ -80,7 +80,8 @@ class MongoStore(OperationsPart):
                 await self._db.close()
             raise
         self._opened += 1
-        if on_wake is not None:
+        if on_wake is not None:  # by a relay
+            self._db.warn()
             self._watcher.listen(on_wake)
 
     async def close(self) -> None:

@@ -119,9 +119,12 @@ class MongoDatabase:
                 write_concern=_MAJORITY,
                 read_concern=ReadConcern("majority" if self.replicated else "local"),
             )
-            if not self.replicated and not self._warned:
-                log.warning(STANDALONE, self.name, extra={"action": "standalone"})
-                self._warned = True
+
+    def warn(self) -> None:
+        """Say once what is weaker on a server without transactions."""
+        if not self.replicated and not self._warned:
+            log.warning(STANDALONE, self.name, extra={"action": "standalone"})
+            self._warned = True
 
     async def close(self) -> None:
         client, self._client, self._database = self._client, None, None
