@@ -27,6 +27,9 @@ _ROWS: dict[str, Callable[[Bed, Scale], Row | list[Row]]] = {
     "mysql-backlog-1m": drains.mysql_many_waiting,
     "mariadb-kafka": drains.mariadb,
     "mariadb-backlog-1m": drains.mariadb_many_waiting,
+    "mongo-kafka": drains.mongo,
+    "mongo-one-at-a-time": drains.mongo_one_at_a_time,
+    "mongo-backlog-1m": drains.mongo_many_waiting,
     "add": writers.writers,
 }
 _FILE = Path("build/bench.json")

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from pillarbox.stores._mysql_url import connect_settings
-from tests.servers import Kafka, MariaDB, MySQL, Postgres, start_all
+from tests.servers import Kafka, MariaDB, Mongo, MySQL, Postgres, start_all
 from tests.servers.process import drop_folder, make_folder
 
 S = TypeVar("S", MySQL, MariaDB)
@@ -33,6 +33,17 @@ POSTGRES_SETTINGS = {
 # innodb_flush_log_at_trx_commit stays 1. The pool holds the longest backlog: MariaDB reads past the system's cache,
 # which the other servers have behind their own.
 MYSQL_SETTINGS = {"innodb_buffer_pool_size": "2G", "innodb_log_file_size": "1G"}
+
+
+class BenchMongo(Mongo):
+    """With room for the longest backlog, and for the changes of a whole round."""
+
+    def __init__(self) -> None:
+        super().__init__(cache_gb=2, oplog_mb=4096)
+
+    @property
+    def url(self) -> str:
+        return super().url.replace("/?", "/bench?")
 
 
 class Bed:
@@ -82,6 +93,15 @@ class Bed:
     @cached_property
     def mariadb(self) -> MariaDB:
         return self._started(MariaDB(settings=MYSQL_SETTINGS))
+
+    @cached_property
+    def mongo(self) -> "BenchMongo":
+        server = BenchMongo()
+        server.start()
+        self._stack.callback(server.close)
+        version = server.admin({"buildInfo": 1})["version"]
+        print(f"server    MongoDB {version} (one node, majority writes wait for the journal)", flush=True)
+        return server
 
     def _started(self, server: S) -> S:
         server.start()

@@ -168,6 +168,36 @@ def mariadb(bed: Bed, scale: Scale) -> Row:
     return _mysql(bed, scale, bed.mariadb)
 
 
+def mongo(bed: Bed, scale: Scale) -> Row:
+    """Ordered, documents kept, on MongoDB with majority concerns."""
+    few = Scale(rounds=scale.rounds, events=scale.events // 2)
+    url = bed.mongo.url
+    fill(url, few.events)
+    warm = Drains(bed, "mongo-kafka-warm-up")
+    warm.run("floor_mongo", few.events, url=url)
+    warm.close()
+    return _against_bare(bed, few, "mongo-kafka", "floor_mongo", lambda: fill(url, few.events), url=url)
+
+
+def mongo_one_at_a_time(bed: Bed, scale: Scale) -> Row:
+    """Against a loop that claims, sends and marks the oldest event."""
+    drains = Drains(bed, "mongo-one-at-a-time")
+    url, events = bed.mongo.url, scale.events // 2
+    ours, floor = [], []
+    for _ in range(scale.rounds):
+        fill(url, events)
+        ours.append(drains.run("ours", events, url=url))
+        fill(url, events)
+        floor.append(drains.run("one_at_a_time", events // 50, url=url))
+    drains.close()
+    return _row("mongo-one-at-a-time", Bar(1.0), ours, floor)
+
+
+def mongo_many_waiting(bed: Bed, scale: Scale) -> Row:
+    """On MongoDB."""
+    return _many_waiting(bed, scale, "mongo", bed.mongo.url)
+
+
 def hot_key(bed: Bed, scale: Scale) -> Row:
     """The other keys while one with many held events is set aside, against the same without it."""
     drains = Drains(bed, "postgres-hot-key")

@@ -12,7 +12,8 @@ import psutil
 from benchmarks.bed import Bed, say
 from benchmarks.child import Child
 from benchmarks.drains import Scale
-from benchmarks.load import fill_postgres, payload
+from benchmarks.load import fill_postgres
+from benchmarks.load_events import payload
 from benchmarks.report import Bar, Row
 from benchmarks.wire import BareProducer
 from pillarbox.event import key_hash

@@ -9,7 +9,8 @@ from uuid import UUID
 
 import asyncpg
 
-from benchmarks.load_events import COLUMNS, HOT_KEY, KEYS, PAYLOAD_BYTES, SHARDS
+from benchmarks.load_events import COLUMNS, HOT_KEY, KEYS, PAYLOAD_BYTES, SHARDS, payload
+from benchmarks.load_mongo import add_mongo, fill_mongo
 from benchmarks.load_mysql import add_mysql, fill_mysql
 from pillarbox.event import key_hash
 from pillarbox.ids import uuid7
@@ -32,11 +33,6 @@ _HOT_ROW = """INSERT INTO {p}_blocked_key (stream, shard, key, mode, next_attemp
 _SQLITE = f"INSERT INTO outbox_event ({COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS.split(',')))})"
 
 
-def payload(number: int) -> bytes:
-    """One of the right size."""
-    return b'{"number":%d,"text":"' % number + b"x" * (PAYLOAD_BYTES - 22 - len(str(number))) + b'"}'
-
-
 async def add_events(connection: Any, prefix: str, events: int) -> None:
     """More events, in one statement."""
     await connection.execute(_POSTGRES.format(p=prefix), events)
@@ -47,6 +43,9 @@ async def add_more(url: str, prefix: str, events: int) -> None:
     if url.startswith("mysql:"):
         await add_mysql(url, prefix, events)
         return
+    if url.startswith("mongodb:"):
+        await add_mongo(url, prefix, events)
+        return
     connection = await asyncpg.connect(url)
     try:
         await add_events(connection, prefix, events)
@@ -56,7 +55,12 @@ async def add_more(url: str, prefix: str, events: int) -> None:
 
 def fill(url: str, events: int, *, prefix: str = "outbox") -> None:
     """An outbox with so many pending events and nothing else, in whichever database the URL names."""
-    asyncio.run(fill_mysql(url, prefix, events) if url.startswith("mysql:") else _fill(url, prefix, events, 0, 0))
+    if url.startswith("mysql:"):
+        asyncio.run(fill_mysql(url, prefix, events))
+    elif url.startswith("mongodb:"):
+        asyncio.run(fill_mongo(url, prefix, events))
+    else:
+        asyncio.run(_fill(url, prefix, events, 0, 0))
 
 
 async def _fill(url: str, prefix: str, events: int, held: int, settled: int) -> None:

@@ -7,3 +7,8 @@ KEYS = 50_000
 HOT_KEY = "order-hot"
 
 COLUMNS = "id, stream, tenant, topic, type, aggregate_type, aggregate_id, key, key_hash, payload, content_type, status"
+
+
+def payload(number: int) -> bytes:
+    """One of the right size."""
+    return b'{"number":%d,"text":"' % number + b"x" * (PAYLOAD_BYTES - 22 - len(str(number))) + b'"}'

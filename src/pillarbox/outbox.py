@@ -15,25 +15,9 @@ from pillarbox.event import NO_HEADERS, Event, Status
 from pillarbox.ids import uuid7
 from pillarbox.names import Names
 from pillarbox.payload import serialise
+from pillarbox.validity import check
 from pillarbox.writing import Added, AddedAll, Batch, Deferred, Exists, Pending, Question
 
-# Lengths in characters; a topic's is what Kafka allows.
-_NAME_LIMITS: Final = {
-    "stream": 100,
-    "tenant": 100,
-    "topic": 249,
-    "type": 255,
-    "key": 255,
-    "routing_key": 255,
-    "aggregate_type": 255,
-    "aggregate_id": 255,
-    "content_type": 255,
-    "schema_id": 255,
-    "schema_version": 100,
-}
-_REQUIRED: Final = frozenset({"stream", "tenant", "type", "content_type"})
-_OPTIONAL: Final = _NAME_LIMITS.keys() - _REQUIRED - {"topic"}  # may be none
-_HEADER_BYTES: Final = 32_768
 # By the package that a handle's class comes from; imported when the first such handle is seen.
 _WRITERS: Final = {
     "sqlalchemy": "pillarbox.writers.sqlalchemy",
@@ -44,6 +28,7 @@ _WRITERS: Final = {
     "aiosqlite": "pillarbox.writers.aiosqlite",
     "pymysql": "pillarbox.writers.pymysql",
     "asyncmy": "pillarbox.writers.asyncmy",
+    "pymongo": "pillarbox.writers.pymongo",
 }
 
 OnDuplicate: TypeAlias = Literal["raise", "ignore"]
@@ -83,6 +68,7 @@ class Outbox:
     streams: from a tenant to the stream of its events, for tenants that need a flow of their own.
     lock_keys: for applications whose transactions do not wait for each other when they change the same aggregate: those
     that write events of one key do then, from ``add`` to their commit.
+    transactions: False for MongoDB without transactions: events are then written by themselves, after their data.
     """
 
     def __init__(
@@ -93,13 +79,17 @@ class Outbox:
         payload_limit: int = 1_000_000,
         streams: Mapping[str, str] | None = None,
         lock_keys: bool = False,
+        transactions: bool = True,
     ) -> None:
         if payload_limit < 1:
             raise ConfigError(f"payload_limit is {payload_limit}; use a number of bytes above 0")
+        if lock_keys and not transactions:
+            raise ConfigError("lock_keys lasts as long as a transaction; with transactions=False leave it out")
         self._names = Names(prefix, schema)
         self._payload_limit = payload_limit
         self._streams = dict(streams or {})
         self._lock_keys = lock_keys
+        self._transactions = transactions
         self._captures: Sequence[_Capture] = ()
         if "sqlalchemy.orm" in sys.modules:
             # Before the first event, which may be added by a hook of a session, when it is too late to set ours.
@@ -118,7 +108,7 @@ class Outbox:
 
         tx: a connection, cursor or session of the application; it commits or rolls back, never this call. On drivers
         that have to be awaited (asyncpg, psycopg's AsyncConnection, aiosqlite, asyncmy, SQLAlchemy's
-        AsyncConnection) await the call; :meth:`transaction` leaves nothing to forget.
+        AsyncConnection, PyMongo's AsyncClientSession) await the call; :meth:`transaction` leaves nothing to forget.
         on_duplicate: for an id that is in the outbox already: ``raise`` DuplicateEvent, or ``ignore`` the new event.
         """
         event = self.event(type, payload, **fields)
@@ -131,7 +121,7 @@ class Outbox:
             if not isinstance(event, Event):
                 kind = builtins.type(event).__name__
                 raise InvalidEvent(f"add_all was given a value of type {kind}; pass events made by outbox.event")
-            _check(event)
+            check(event)
         return AddedAll(self._write(tx, checked, on_duplicate))
 
     def _write(self, tx: Any, events: Sequence[Event], on_duplicate: OnDuplicate) -> Pending | None:
@@ -145,27 +135,28 @@ class Outbox:
             is_written = is_written and capture.write
         if not is_written:
             return None
-        batch = Batch(events, self._names, on_duplicate == "ignore", self._lock_keys)
+        batch = Batch(events, self._names, on_duplicate == "ignore", self._lock_keys, self._transactions)
         if isinstance(tx, Transaction):
             tx.buffer(batch)
             return None
-        deferred: Deferred | None = _writer(tx).write(tx, batch)
+        deferred: Deferred | None = self._writer(tx).write(tx, batch)
         return None if deferred is None else Pending(deferred, [event.type for event in events])
 
     def exists(self, tx: Any, id: UUID) -> Exists:
         """Whether the outbox knows an event with this id: waiting, published and not yet pruned, or dead."""
         if isinstance(tx, Transaction):
             tx = tx.connection
-        return Exists(_writer(tx).exists(tx, Question(id, self._names)))
+        return Exists(self._writer(tx).exists(tx, Question(id, self._names)))
 
     @asynccontextmanager
     async def transaction(self, handle: Any) -> AsyncIterator["Transaction"]:
         """A transaction on a raw asynchronous driver that writes its events just before it commits.
 
-        handle: a pool or a connection of asyncpg, psycopg, aiosqlite or asyncmy, or SQLAlchemy's AsyncEngine or
-        AsyncConnection. In a transaction that is open already the block is a savepoint.
+        handle: a pool or a connection of asyncpg, psycopg, aiosqlite or asyncmy, SQLAlchemy's AsyncEngine or
+        AsyncConnection, or PyMongo's AsyncMongoClient or AsyncClientSession. In a transaction that is open already the
+        block is a savepoint; MongoDB has none and refuses.
         """
-        writer = _writer(handle)
+        writer = self._writer(handle)
         async with writer.begin(handle) as connection:
             tx = Transaction(self, connection)
             try:
@@ -175,6 +166,14 @@ class Outbox:
                     await deferred.run()
             finally:
                 tx.is_open = False
+
+    def _writer(self, handle: Any) -> Any:
+        writer = _writer(handle)
+        if not self._transactions and not hasattr(writer, "WITHOUT_TRANSACTIONS"):
+            raise ConfigError(
+                "transactions=False is for MongoDB; on this handle there is always a transaction: leave it out"
+            )
+        return writer
 
     @contextmanager
     def capture(self, *, write: bool = True) -> Iterator[Sequence[Event]]:
@@ -250,7 +249,7 @@ class Outbox:
             headers=_with_trace(headers),
             available_at=_utc("available_at", available_at),
         )
-        _check(event)
+        check(event)
         return event
 
 
@@ -350,50 +349,3 @@ def _utc(name: str, instant: datetime | None) -> datetime | None:
         return instant.astimezone(UTC)
     except OverflowError:
         raise InvalidEvent(f"{name} is before year 1 or after year 9999 in UTC; pass another instant") from None
-
-
-def _check(event: Event) -> None:
-    for name, limit in _NAME_LIMITS.items():
-        value = getattr(event, name)
-        if value is None and name in _OPTIONAL:
-            continue
-        if not isinstance(value, str):
-            raise InvalidEvent(f"{name} is of type {type(value).__name__}; pass text")
-        if not value and name in _REQUIRED:
-            raise InvalidEvent(f"{name} is empty; give it a name")
-        if len(value) > limit:
-            raise InvalidEvent(f"{name} has {len(value)} characters, the limit is {limit}; shorten it")
-        _check_text(name, value)
-    if not isinstance(event.id, UUID):
-        raise InvalidEvent(f"id is of type {type(event.id).__name__}; pass a uuid.UUID")
-    for name, least, most in (("max_attempts", 1, 2**31 - 1), ("aggregate_version", -(2**63), 2**63 - 1)):
-        number = getattr(event, name)
-        if number is not None and (type(number) is not int or not least <= number <= most):
-            raise InvalidEvent(f"{name} is {number!r}; pass a whole number from {least} to {most}")
-    if event.headers:
-        _check_headers(event.headers)
-
-
-def _check_headers(headers: Mapping[Any, Any]) -> None:
-    size = 0
-    for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidEvent("a header's name or value is not text; pass a mapping from str to str")
-        _check_text("a header's name", name)
-        _check_text(f"header {name[:50]!r}", value)
-        size += len(name.encode()) + len(value.encode())
-    if size > _HEADER_BYTES:
-        raise InvalidEvent(f"the headers have {size:,} bytes, the limit is {_HEADER_BYTES:,}; put it into the payload")
-
-
-def _check_text(what: str, text: str) -> None:
-    if text.isascii():
-        if "\0" in text:
-            raise InvalidEvent(f"{what} contains a NUL character; remove it")
-        return
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidEvent(f"{what} contains a lone surrogate, which is no character; decode the text again") from None
-    if "\0" in text:
-        raise InvalidEvent(f"{what} contains a NUL character; remove it")

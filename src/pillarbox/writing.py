@@ -21,6 +21,7 @@ class Batch(NamedTuple):
     names: Names
     ignore_duplicates: bool = False
     lock_keys: bool = False  # writers of one key wait for each other until they commit
+    transactions: bool = True  # False: may be written outside of one, where the database can do without
 
 
 class Question(NamedTuple):
@@ -38,12 +39,12 @@ class Deferred(NamedTuple):
 
     run: Callable[[], Awaitable[Any]]
     in_transaction: Callable[[], bool]  # whether the transaction that it belongs to can still be open
-    abandon: Callable[[], object]  # ends the connection without waiting, so that its transaction cannot commit
+    abandon: Callable[[], object]  # without waiting: what was not awaited must keep its transaction from committing
 
 
 class Pending:
-    """A write that has to be awaited. If it is dropped instead, its connection is ended: better no data than data
-    without its event. One that is kept, and not awaited before the commit, can only be told of."""
+    """A write that has to be awaited. If it is dropped instead, its transaction cannot commit: better no data than
+    data without its event. One that is kept, and not awaited before the commit, can only be told of."""
 
     def __init__(self, deferred: Deferred, types: Sequence[str]) -> None:
         self._deferred = deferred
@@ -70,11 +71,11 @@ class Pending:
         with suppress(Exception):  # closed, in each driver's own words
             is_open = self._deferred.in_transaction()
             self._deferred.abandon()
-        outcome = "so that nothing commits without it"
+        outcome = "its transaction cannot commit any more, so that nothing commits without it"
         if not is_open:
-            outcome = "and if its transaction has committed already THE EVENT IS LOST"
+            outcome = "if its data is committed already THE EVENT IS LOST"
         log.error(
-            "outbox.add was not awaited for %s; its connection is closed, %s: write `await outbox.add(...)`, "
+            "outbox.add was not awaited for %s; %s: write `await outbox.add(...)`, "
             "or use `async with outbox.transaction(...)`, where nothing has to be awaited",
             ", ".join(self._types),
             outcome,

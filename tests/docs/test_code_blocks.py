@@ -1,9 +1,9 @@
 """Every Python block in the README and the documentation runs, and every command that they show is there.
 
 The rule: the Python blocks of a page run in order in one process, as if they were one file, and then each function that
-is named ``test_...``. A block may await, as in ``python -m asyncio``. ``postgresql://localhost/shop`` and
-``mysql://localhost/shop``, also with a driver of SQLAlchemy's or as keyword arguments, stand for a new database on the
-real server.
+is named ``test_...``. A block may await, as in ``python -m asyncio``. ``postgresql://localhost/shop``,
+``mysql://localhost/shop``, also with a driver of SQLAlchemy's or as keyword arguments, and ``mongodb://localhost/shop``
+stand for a new database on the real server.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,7 +22,7 @@ import pymysql
 import pytest
 
 from pillarbox.cli.settings import SETTINGS, Settings
-from tests.servers import MariaDB, MySQL, Postgres
+from tests.mongo_outbox import database_url
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,6 +30,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 POSTGRES = re.compile(r"\bpostgresql(\+\w+)?://localhost/shop")
 MYSQL = re.compile(r"\bmysql(\+\w+)?://localhost/shop")
 MYSQL_ARGUMENTS = re.compile(r'host="localhost", user="shop", (db|database)="shop"')
+MONGO = re.compile(r"\bmongodb://localhost/shop")
 RUN = """
 import ast, asyncio, inspect, json, sys
 
@@ -69,10 +70,12 @@ def python(page: Path) -> list[str]:
     return ["\n" * text.count("\n", 0, match.start(2)) + match[2] for match in found]
 
 
-def needs(page: Path) -> tuple[bool, bool]:
-    """Whether its Python names PostgreSQL, and MySQL."""
+def needs(page: Path) -> frozenset[str]:
+    """The servers that its Python names."""
     code = "".join(python(page))
-    return bool(POSTGRES.search(code)), bool(MYSQL.search(code) or MYSQL_ARGUMENTS.search(code))
+    named = {"postgres": POSTGRES.search(code), "mongo": MONGO.search(code)}
+    named["mysql"] = MYSQL.search(code) or MYSQL_ARGUMENTS.search(code)
+    return frozenset(name for name, found in named.items() if found)
 
 
 def run(page: Path, folder: Path, code: Sequence[str]) -> None:
@@ -120,6 +123,11 @@ def on_mysql(code: Sequence[str], url: str) -> list[str]:
     return [MYSQL_ARGUMENTS.sub(lambda match: f'{where}, {match[1]}="{parts.path[1:]}"', each) for each in code]
 
 
+def on_mongo(code: Sequence[str], url: str) -> list[str]:
+    own = database_url(url, f"docs_{os.getpid()}_{next(_numbers)}")
+    return [MONGO.sub(own, each) for each in code]
+
+
 NEEDS = {page: needs(page) for page in PAGES if python(page)}
 CONSOLE = blocks("console")
 COMMANDS = [line for text in CONSOLE.values() for line in text.splitlines() if "make" in line]
@@ -127,28 +135,40 @@ SESSIONS = {name: text for name, text in CONSOLE.items() if "pillarbox" in text}
 TOML = blocks("toml")
 
 
-def those_that_need(*servers: tuple[bool, bool]) -> pytest.MarkDecorator:
-    chosen = [page for page, needed in NEEDS.items() if needed in servers]
+ON: dict[str, Callable[[Sequence[str], str], list[str]]] = {
+    "postgres": on_postgres,
+    "mysql": on_mysql,
+    "mariadb": on_mysql,
+    "mongo": on_mongo,
+}
+
+
+def those_that(wanted: Callable[[frozenset[str]], bool]) -> pytest.MarkDecorator:
+    chosen = [page for page, needed in NEEDS.items() if wanted(needed)]
     return pytest.mark.parametrize("page", chosen, ids=[str(page.relative_to(ROOT)) for page in chosen])
 
 
-@those_that_need((False, False))
+def run_on(page: Path, folder: Path, request: pytest.FixtureRequest, servers: frozenset[str]) -> None:
+    code = python(page)
+    for server in sorted(servers):
+        code = ON[server](code, request.getfixturevalue(server).url)
+    run(page, folder, code)
+
+
+@those_that(lambda needed: not needed)
 def test_page_runs(page: Path, tmp_path: Path) -> None:
     run(page, tmp_path, python(page))
 
 
 class TestOnServers:
-    @those_that_need((True, False))
-    def test_postgres(self, page: Path, tmp_path: Path, postgres: Postgres) -> None:
-        run(page, tmp_path, on_postgres(python(page), postgres.url))
+    @those_that(lambda needed: bool(needed) and "mysql" not in needed)
+    def test_page_runs(self, page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+        run_on(page, tmp_path, request, NEEDS[page])
 
-    @those_that_need((False, True), (True, True))
-    def test_mysql(self, page: Path, tmp_path: Path, postgres: Postgres, mysql: MySQL) -> None:
-        run(page, tmp_path, on_mysql(on_postgres(python(page), postgres.url), mysql.url))
-
-    @those_that_need((False, True), (True, True))
-    def test_mariadb(self, page: Path, tmp_path: Path, postgres: Postgres, mariadb: MariaDB) -> None:
-        run(page, tmp_path, on_mysql(on_postgres(python(page), postgres.url), mariadb.url))
+    @those_that(lambda needed: "mysql" in needed)
+    @pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+    def test_page_runs_on_mysql(self, kind: str, page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+        run_on(page, tmp_path, request, NEEDS[page] - {"mysql"} | {kind})
 
 
 def test_readme_example_delivers(tmp_path: Path) -> None:

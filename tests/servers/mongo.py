@@ -22,12 +22,19 @@ class Mongo(Server):
     ready_line = "Waiting for connections"
 
     def __init__(
-        self, *, settings: Mapping[str, str] | None = None, replica_set: bool = True, alone: bool = True
+        self,
+        *,
+        settings: Mapping[str, str] | None = None,
+        replica_set: bool = True,
+        alone: bool = True,
+        cache_gb: float = 0.25,
+        oplog_mb: int = 128,
     ) -> None:
         """`settings` are server parameters. `alone=False` leaves the set's first configuration to others."""
         super().__init__(settings=settings)
         self.replica_set = replica_set
         self._alone = alone
+        self._sizes = (str(cache_gb), str(oplog_mb))
 
     def missing(self) -> str | None:
         return wheel.missing(*WHEEL) or _unusable()
@@ -48,8 +55,8 @@ class Mongo(Server):
             "--dbpath": str(self.folder / "data"),
             "--port": str(self.port),
             "--bind_ip": "127.0.0.1",
-            "--wiredTigerCacheSizeGB": "0.25",
-            **({"--replSet": "rs0", "--oplogSize": "128"} if self.replica_set else {}),
+            "--wiredTigerCacheSizeGB": self._sizes[0],
+            **({"--replSet": "rs0", "--oplogSize": self._sizes[1]} if self.replica_set else {}),
         }
         words = [part for option in options.items() for part in option]
         # By default a node that is told to stop first waits 15 seconds for another one to take over.

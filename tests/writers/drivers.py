@@ -13,6 +13,7 @@ import psycopg
 import psycopg_pool
 import pymysql
 import sqlalchemy
+from pymongo import AsyncMongoClient, MongoClient
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -28,6 +29,7 @@ class Driver:
     is_awaited = False  # whether a forgotten await is possible
     is_buffered = False  # whether events are written with a flush
     has_pool = False
+    has_savepoints = True
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -180,6 +182,41 @@ class AsyncMy(Driver):
         await pool.wait_closed()
 
 
+class PyMongo(Driver):
+    """A ClientSession."""
+
+    has_savepoints = False
+    create: Callable[[str], Any] = MongoClient
+
+    async def connect(self, autocommit: bool) -> Any:
+        self._client = type(self).create(self.url)
+        return self._client.start_session()
+
+    async def begin(self) -> None:
+        await done(self.handle.start_transaction())
+
+    async def commit(self) -> None:
+        await done(self.handle.commit_transaction())
+
+    async def rollback(self) -> None:
+        await done(self.handle.abort_transaction())
+
+    async def close(self) -> None:
+        await done(self.handle.end_session())
+        await done(self._client.close())
+
+
+class PyMongoAsync(PyMongo):
+    """An AsyncClientSession."""
+
+    is_awaited = True
+    has_pool = True
+    create = AsyncMongoClient
+
+    async def pool(self) -> Any:
+        return AsyncMongoClient(self.url)
+
+
 class SqlAlchemy(Driver):
     """A Connection."""
 
@@ -250,4 +287,5 @@ DRIVERS: Mapping[str, list[type[Driver]]] = {
     "postgres": [Psycopg, PsycopgAsync, Asyncpg, *_SQLALCHEMY],
     "mysql": [PyMysql, AsyncMy, *_SQLALCHEMY],
     "mariadb": [PyMysql, AsyncMy, *_SQLALCHEMY],
+    "mongo": [PyMongo, PyMongoAsync],
 }

@@ -14,6 +14,7 @@ from pillarbox.store import Claim, Grant, Rescued, Settlement
 from pillarbox.stores._mysql_dialect import DIALECT
 from pillarbox.stores._mysql_driver import MysqlDatabase, again
 from pillarbox.stores._mysql_url import connect_settings
+from pillarbox.stores._uuids import uuid_of
 from pillarbox.stores.sql import Connection, Names, SqlStore
 from pillarbox.stores.sql.ordered import fence, lost
 from pillarbox.stores.sql.rows import CREATED_AT, HEADERS, ID, OCCURRED_AT, event_from_row
@@ -46,20 +47,9 @@ _STATEMENTS: Final = {
 }
 
 
-def _uuid(value: bytes) -> UUID:
-    # Past the constructor, which checks what a column of 16 bytes cannot get wrong.
-    made = object.__new__(UUID)
-    object.__setattr__(made, "int", int.from_bytes(value))
-    object.__setattr__(made, "is_safe", _UNKNOWN)
-    return made
-
-
-_UNKNOWN: Final = UUID(int=0).is_safe
-
-
 def _event(row: Sequence[Any], stream: str, status: Status) -> Event:
     cells = list(row)
-    cells[ID] = _uuid(cells[ID])
+    cells[ID] = uuid_of(cells[ID])
     cells[CREATED_AT] = cells[CREATED_AT].replace(tzinfo=UTC)
     if cells[OCCURRED_AT] is not None:
         cells[OCCURRED_AT] = cells[OCCURRED_AT].replace(tzinfo=UTC)
@@ -67,7 +57,7 @@ def _event(row: Sequence[Any], stream: str, status: Status) -> Event:
 
 
 def _events(rows: Sequence[Sequence[Any]], stream: str, status: Status) -> list[Event]:
-    new, uuid, zone = tuple.__new__, _uuid, UTC
+    new, uuid, zone = tuple.__new__, uuid_of, UTC
     events = []
     for row in rows:
         if row[OCCURRED_AT] is None and row[HEADERS] is None:
@@ -109,7 +99,7 @@ class MysqlStore(SqlStore):
 
     @staticmethod
     def _as_uuid(value: bytes | None) -> UUID | None:
-        return None if value is None else _uuid(value)
+        return None if value is None else uuid_of(value)
 
     @staticmethod
     def _as_instant(value: datetime) -> datetime:

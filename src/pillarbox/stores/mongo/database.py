@@ -47,6 +47,7 @@ _CONNECT_SECONDS: Final = 10.0
 # For a statement, and for a transaction with all its repetitions.
 _COMMAND_SECONDS: Final = 30.0
 CODEC: Final[CodecOptions[Document]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD, tz_aware=True)
+_BYTES: Final[CodecOptions[Document]] = CodecOptions(tz_aware=True)
 _MAJORITY: Final = WriteConcern("majority")
 _STEADY: Final = (ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)  # of a transaction
 _DUPLICATE: Final = 11000
@@ -132,9 +133,9 @@ class MongoDatabase:
 
     def steady(self, name: str) -> Collection:
         """The collection as it was at one instant, however many pages a read has: a majority read steps forward between
-        them, and would find the second event of a key that committed meanwhile, but not the first."""
-        found = self.collection(name)
-        return found.with_options(read_concern=ReadConcern("snapshot")) if self.replicated else found
+        them, and would find the second event of a key that committed meanwhile, but not the first. Ids stay bytes."""
+        concern = ReadConcern("snapshot") if self.replicated else None
+        return self.collection(name).with_options(codec_options=_BYTES, read_concern=concern)
 
     @property
     def opened(self) -> AsyncDatabase[Document]:
@@ -267,4 +268,6 @@ def _brief(error: PyMongoError) -> str:
     """The first words: a driver adds the state of every server, or the whole answer."""
     details = getattr(error, "details", None)
     text = str(details.get("errmsg") or error) if isinstance(details, dict) else str(error)
-    return text.split(", Timeout:")[0].split(", full error")[0][:200]
+    for end in (", Timeout:", ", full error", " (configured timeouts"):
+        text = text.split(end)[0]
+    return text[:200]

@@ -1,12 +1,15 @@
 """Between documents and events: pure functions, shared by the store and the writer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
+from uuid import UUID
 
-from bson import Timestamp
+from bson import Binary, Timestamp
+from bson.binary import UUID_SUBTYPE
 
 from pillarbox.event import NO_HEADERS, Event, Status, key_hash
+from pillarbox.stores._uuids import uuid_of
 
 Document: TypeAlias = dict[str, Any]
 
@@ -82,10 +85,11 @@ def to_event(document: Mapping[str, Any], status: Status) -> Event:
     """An event from its document, or from that of its dead letter."""
     get = document.get
     at = document["created_at"]
+    stamp = document["seq"]
     # Past the constructor, whose keyword handling costs more than all else here.
     cells = (
-        document["_id"],
-        to_seq(document["seq"]),
+        to_id(document["_id"]),
+        stamp.time << 32 | stamp.inc,
         document["tenant"],
         document["topic"],
         document["type"],
@@ -132,8 +136,13 @@ def from_dead_letter(letter: Mapping[str, Any], status: Status) -> Document:
     }
 
 
-def to_seq(stamp: Timestamp) -> int:
-    return stamp.time << 32 | stamp.inc
+def to_id(value: UUID | Binary) -> UUID:
+    """The driver's own way from bytes to an id and back costs more than all the rest of an event."""
+    return value if isinstance(value, UUID) else uuid_of(value)
+
+
+def from_ids(events: Iterable[Event]) -> list[Binary]:
+    return [Binary(event.id.bytes, UUID_SUBTYPE) for event in events]
 
 
 def from_seq(seq: int) -> Timestamp:

@@ -1,10 +1,9 @@
 """Ordered streams on MongoDB: shards that are owned, and turns on them."""
 
 from collections.abc import Collection as Several
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from bson import decode_all
 from pymongo import ReturnDocument, UpdateOne
 from pymongo.errors import BulkWriteError
 
@@ -22,8 +21,8 @@ from pillarbox.stores.mongo.collections import (
     past,
     status_of,
 )
-from pillarbox.stores.mongo.database import CODEC, Session
-from pillarbox.stores.mongo.documents import Document, to_dead_letter, to_event
+from pillarbox.stores.mongo.database import Session
+from pillarbox.stores.mongo.documents import Document, from_ids, to_dead_letter, to_event
 from pillarbox.stores.mongo.settling import SettlingSessions
 
 _LONG_AGO_SECONDS: Final = 86_400.0
@@ -231,19 +230,21 @@ class OrderedPart(CollectionsPart):
         """In order of seq, at most so many bytes of payload; at least one if there is any, whatever its size."""
         # A reply has up to 16 MB: no more of it is asked for than is likely to be used.
         likely = max(1, min(limit, int(1.25 * max_bytes / self._event_bytes)))
-        cursor = self._db.steady("event").find_raw_batches(
+        cursor = self._db.steady("event").find(
             where, sort=[("seq", 1)], limit=limit, batch_size=likely, hint=index, session=session
         )
         found: list[Document] = []
+        total = 0
         async with cursor:
-            async for page in cursor:
-                documents = decode_all(cast("bytes", page), CODEC)
-                if documents:
-                    self._event_bytes = len(page) / len(documents)
-                found += documents
-                kept = _cut(found, max_bytes)
-                if len(kept) < len(found):
-                    return kept
+            while page := await cursor.to_list(likely):
+                for document in page:
+                    total += len(document["payload"])
+                    if found and total > max_bytes:
+                        return found
+                    found.append(document)
+                self._event_bytes = max(_USUAL_BYTES, total / len(found))
+                if len(page) < likely:
+                    break
         return found
 
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
@@ -328,7 +329,7 @@ class OrderedPart(CollectionsPart):
         if not settlement.published:
             return
         # An event's state is checked, so that doing it twice changes nothing.
-        where = {"_id": {"$in": [event.id for event in settlement.published]}, "status": {"$in": WAITING}}
+        where = {"_id": {"$in": from_ids(settlement.published)}, "status": {"$in": WAITING}}
         events = self._db.collection("event")
         if settlement.keep_published:
             change: Document = {
@@ -392,17 +393,3 @@ class OrderedPart(CollectionsPart):
             change = {"$set": {"status": "pending"}, "$unset": {"next_attempt_at": ""}}
             done = await events.update_many({"_id": {"$in": found}, **due}, change, session=session)
         return done.modified_count
-
-
-def _cut(documents: list[Document], max_bytes: int) -> list[Document]:
-    for count, total in enumerate(_running(documents)):
-        if count and total > max_bytes:
-            return documents[:count]
-    return documents
-
-
-def _running(documents: Sequence[Document]) -> Iterator[int]:
-    total = 0
-    for document in documents:
-        total += len(document["payload"])
-        yield total

@@ -1,0 +1,100 @@
+"""The least rights that a writer needs on MongoDB, tried with a user that has no others."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+
+from pillarbox import Event, Outbox
+from pillarbox.errors import DuplicateEvent
+from tests.mongo_outbox import MongoOutbox
+from tests.servers import Mongo
+from tests.servers.fixtures import OwnServer
+
+
+class GuardedMongo(Mongo):
+    """A node that asks who is there."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        key = self.folder / "key"
+        key.touch(0o600)
+        key.write_text("between the members of the set")
+
+    def command(self) -> Sequence[str]:
+        return [*super().command(), "--keyFile", str(self.folder / "key")]
+
+    def url_of(self, user: str) -> str:
+        return self.url.replace("mongodb://", f"mongodb://{user}:{user}@", 1) + "&authSource=admin"
+
+
+class Clerk:
+    """A user with the rights that he was granted and no others."""
+
+    def __init__(self, server: GuardedMongo) -> None:
+        with MongoClient[Any](server.url) as client:
+            # The first user may be made by anybody on the same machine.
+            client.admin.command("createUser", "owner", pwd="owner", roles=["root"])
+        self.made = MongoOutbox(server.url_of("owner"))
+        self.admin = self.made.client.admin
+        self.admin.command("createRole", "clerk", privileges=[], roles=[])
+        self.admin.command("createUser", "clerk", pwd="clerk", roles=["clerk"])
+        self.client: MongoClient[Any] = MongoClient(server.url_of("clerk").replace("/?", "/shop?"))
+
+    def grant(self, name: str, *actions: str) -> None:
+        resource = {"db": "shop", "collection": f"{self.made.prefix}_{name}"}
+        self.admin.command("grantPrivilegesToRole", "clerk", privileges=[{"resource": resource, "actions": actions}])
+
+    def write(self, event: Event | None = None, *, on_duplicate: Any = "raise", **settings: Any) -> Event:
+        outbox = Outbox(prefix=self.made.prefix, **settings)
+        event = event or outbox.event("order.created", {}, key=1)
+        with self.client.start_session() as session, session.start_transaction():
+            outbox.add_all(session, [event], on_duplicate=on_duplicate)
+        return event
+
+    def knows(self, event: Event) -> bool:
+        with self.client.start_session() as session, session.start_transaction():
+            return bool(Outbox(prefix=self.made.prefix).exists(session, event.id))
+
+    def close(self) -> None:
+        self.client.close()
+        self.made.close()
+
+
+@pytest.fixture
+def clerk(own_server: OwnServer) -> Iterator[Clerk]:
+    clerk = Clerk(own_server(GuardedMongo))
+    yield clerk
+    clerk.close()
+
+
+def test_a_writer_has_the_rights_that_the_page_names(clerk: Clerk) -> None:
+    with pytest.raises(OperationFailure, match="not authorized"):
+        clerk.write()
+    clerk.grant("meta", "find")
+    with pytest.raises(OperationFailure, match="not authorized"):
+        clerk.write()
+    clerk.grant("event", "insert")
+    event = clerk.write()
+    with pytest.raises(DuplicateEvent):
+        clerk.write(event)
+
+    with pytest.raises(OperationFailure, match="not authorized"):
+        clerk.write(event, on_duplicate="ignore")
+    clerk.grant("event", "find")
+    clerk.write(event, on_duplicate="ignore")
+
+    # Without this right an id that is not found first is asked for in vain.
+    unknown = Outbox().event("order.created", {})
+    with pytest.raises(OperationFailure, match="not authorized"):
+        clerk.knows(unknown)
+    clerk.grant("dead_letter", "find")
+    assert not clerk.knows(unknown)
+
+    with pytest.raises(OperationFailure, match="not authorized"):
+        clerk.write(lock_keys=True)
+    clerk.grant("key_lock", "insert", "update")
+    clerk.write(lock_keys=True)
+    assert len(clerk.made.events()) == 2
