@@ -44,6 +44,12 @@ class Watcher:
             self._task = asyncio.create_task(self._watch(opened), name="pillarbox-watch")
             await opened.wait()
 
+    async def close(self) -> None:
+        """Nobody sleeps any more, and nobody is told."""
+        self._sleepers.clear()
+        self._on_wake.clear()
+        await self.stop()
+
     async def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
@@ -58,7 +64,9 @@ class Watcher:
                 log.info("the change stream is opened again: %s", error, extra={"action": "watch_again"})
             except Exception:
                 log.exception("the change stream failed and is opened again", extra={"action": "watch_again"})
-            opened.set()
+            finally:
+                # Stopped before it was open, too: somebody waits for it.
+                opened.set()
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _watch_once(self, opened: asyncio.Event) -> None:
