@@ -42,6 +42,8 @@ class Watcher:
         if self._task is None and self._on_wake:
             opened = asyncio.Event()
             self._task = asyncio.create_task(self._watch(opened), name="pillarbox-watch")
+            # Also when it is stopped before it has begun: else this would wait for ever.
+            self._task.add_done_callback(lambda _: opened.set())
             await opened.wait()
 
     async def close(self) -> None:
@@ -64,9 +66,7 @@ class Watcher:
                 log.info("the change stream is opened again: %s", error, extra={"action": "watch_again"})
             except Exception:
                 log.exception("the change stream failed and is opened again", extra={"action": "watch_again"})
-            finally:
-                # Stopped before it was open, too: somebody waits for it.
-                opened.set()
+            opened.set()
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _watch_once(self, opened: asyncio.Event) -> None:
