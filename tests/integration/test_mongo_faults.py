@@ -189,8 +189,11 @@ async def test_commands_that_fail_make_no_copy_and_charge_nothing(
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key=KEYS[0])
     await store.add(mixed(KEYS, 4))
-    with failing(faulty, *commands, times=6, **how):
-        async with relay(mg(), stream(to, mode=mode, batch=2, max_attempts=2)):
+    to.hold()
+    async with relay(mg(), stream(to, mode=mode, batch=2, max_attempts=2)):
+        await to.wait_until_held(1)
+        with failing(faulty, *commands, times=3, **how):
+            to.release()
             await to.wait_for(32)
             await settled(store, {Status.PUBLISHED: 32})
     assert copies(to.deliveries) == 0
