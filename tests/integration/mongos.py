@@ -10,6 +10,7 @@ from pymongo import AsyncMongoClient
 from pymongo.monitoring import CommandListener, CommandStartedEvent
 
 from pillarbox.stores.mongo import database
+from tests.integration.relays import WAIT
 from tests.servers import Mongo
 
 ALWAYS = "alwaysOn"
@@ -31,15 +32,17 @@ class Pause:
     """A store stops where it calls one of its own methods, until it is let go."""
 
     def __init__(self, store: Any, patch: pytest.MonkeyPatch, name: str, *, after: bool = False) -> None:
-        self.reached = asyncio.Event()
+        self._reached = asyncio.Event()
         self.go = asyncio.Event()
-        self.calls = 0
         self._real = getattr(store, name)
         self._after = after
         patch.setattr(store, name, self)
 
+    async def reached(self) -> None:
+        async with asyncio.timeout(WAIT):
+            await self._reached.wait()
+
     async def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self.calls += 1
         if self._after:
             answer = await self._real(*arguments, **named)
             await self._stop()
@@ -48,7 +51,7 @@ class Pause:
         return await self._real(*arguments, **named)
 
     async def _stop(self) -> None:
-        self.reached.set()
+        self._reached.set()
         await self.go.wait()
 
 

@@ -29,6 +29,7 @@ from tests.integration.mongos import ALWAYS, Pause, failing
 from tests.integration.relays import (
     LEASE,
     STREAM,
+    WAIT,
     MongoOutbox,
     RelayProcess,
     attempts,
@@ -326,7 +327,7 @@ async def test_a_relay_that_cannot_name_its_session_is_taken_over_soon_all_the_s
         await victim.settle(grant, Settlement(published=events))
     inside = Pause(victim, monkeypatch, "_settle")
     settling = asyncio.create_task(victim.settle(grant, Settlement(published=events)))
-    await inside.reached.wait()
+    await inside.reached()
     assert (await store._db.collection("lease").find_one({"shard": grant.shard}) or {}).get("session")
     inside.go.set()
     await settling
@@ -344,14 +345,14 @@ async def test_a_relay_that_sleeps_inside_of_a_settle_changes_nothing_when_it_wa
     events = await sleeper.read(grant, 10, 10**6)
     inside = Pause(sleeper, monkeypatch, "_settle")
     late = asyncio.create_task(sleeper.settle(grant, Settlement(published=events)))
-    await inside.reached.wait()
+    await inside.reached()
     to = MemoryPublisher()
     async with relay(mg(), stream(to, lease_seconds=LEASE)):
         await to.wait_for(5)
         await settled(store, {Status.PUBLISHED: 5})
         inside.go.set()
         with pytest.raises(LeaseLost):
-            await late
+            await asyncio.wait_for(late, WAIT)
     await sleeper.close()
     assert set(await attempts(store)) == {1}
 

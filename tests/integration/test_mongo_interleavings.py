@@ -40,7 +40,7 @@ class TestMongoInterleavings(StoreSetup):
         await other.join(STREAM, "bob", LEASE)
         inside = Pause(store, monkeypatch, "_settle", after=after)
         settling = asyncio.create_task(store.settle(grant, Settlement(published=[event])))
-        await inside.reached.wait()
+        await inside.reached()
         (taken,) = await other.take(STREAM, "bob", SHARDS, LEASE)
         inside.go.set()
         with pytest.raises(LeaseLost):
@@ -87,7 +87,7 @@ class TestMongoInterleavings(StoreSetup):
 
         begun, late = (settle, operate) if first == "settle" else (operate, settle)
         one = asyncio.create_task(begun())
-        await inside.reached.wait()
+        await inside.reached()
         two = asyncio.create_task(late())
         await asyncio.sleep(0.05)
         inside.go.set()
