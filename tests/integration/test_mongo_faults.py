@@ -129,7 +129,7 @@ async def three(own_server: OwnServer) -> AsyncIterator[tuple[MongoSet, MongoOut
     await store.close()
 
 
-async def test_elections_under_load_lose_nothing_and_make_no_copy(
+async def test_elections_under_load_lose_nothing_and_keep_the_order(
     three: tuple[MongoSet, MongoOutbox, MongoStore],
 ) -> None:
     """The primary is killed, comes back, and another is told to step down in the midst of settles."""
