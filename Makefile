@@ -3,7 +3,7 @@ MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 ROUNDS ?= 3
-FAULTS := $(addprefix tests/integration/test_,relay_crash.py relay_database.py relay_kafka.py store_interleavings.py)
+FAULTS := $(addprefix tests/integration/test_,relay_crash.py relay_database.py relay_kafka.py store_interleavings.py mongo_faults.py mongo_interleavings.py mongo_wake.py)
 export PYTHONDONTWRITEBYTECODE := 1
 
 .PHONY: help env demo example test quick check format docs servers bench prove lock build clean

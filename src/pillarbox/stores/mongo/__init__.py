@@ -55,6 +55,7 @@ class MongoStore(OperationsPart):
         names = Names(prefix, schema)
         super().__init__(MongoDatabase(url, where, schema or database, names), names, shards=shards, description=where)
         self._announced = set()
+        self._unanswered = {}
         self._opened = 0
         self._settling = SettlingSessions(self._db)
         self._watcher = Watcher(self._db)
@@ -87,7 +88,7 @@ class MongoStore(OperationsPart):
     async def close(self) -> None:
         self._opened = max(0, self._opened - 1)
         if not self._opened:
-            await self._watcher.stop()
+            await self._watcher.close()
             self._settling.close()
             await self._db.close()
 

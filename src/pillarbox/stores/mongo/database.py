@@ -56,9 +56,11 @@ _UNAUTHORIZED: Final = 13
 _VALIDATION: Final = 121
 # No such collection; an index that a read names is not there.
 _SCHEMA: Final = (26, 2)
-# The server, an election or another transaction was in the way; the same can succeed a moment later.
+# The server, an election or another transaction was in the way, or a cursor is gone with the node that had it; the same
+# can succeed a moment later.
 _PASSING: Final = frozenset(
-    {6, 7, 24, 46, 50, 64, 89, 91, 100, 112, 134, 189, 202, 211, 217, 225, 239, 244, 246, 251, 262, 263, 290, 317}
+    {43, 133, 175, 237, 261, 282, 365}
+    | {6, 7, 24, 46, 50, 64, 89, 91, 100, 112, 134, 189, 202, 211, 217, 225, 239, 244, 246, 251, 262, 263, 290, 317}
     | {9001, 10107, 11600, 11601, 11602, 13435, 13436}
 )
 _PASSING_LABELS: Final = ("TransientTransactionError", "UnknownTransactionCommitResult", "RetryableWriteError")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pymongo import ReturnDocument, UpdateOne
-from pymongo.errors import BulkWriteError
+from pymongo.errors import BulkWriteError, PyMongoError
 
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
@@ -95,9 +95,15 @@ class OrderedPart(CollectionsPart):
                 if lease["owner"] is not None:
                     await self._settling.end_left_open(lease)
                 seen = {"stream": stream, "shard": lease["shard"], "token": lease["token"], **_FREE}
-                taken = await leases.find_one_and_update(
-                    seen, [{"$set": change}], return_document=ReturnDocument.AFTER, session=session
-                )
+                try:
+                    taken = await leases.find_one_and_update(
+                        seen, [{"$set": change}], return_document=ReturnDocument.AFTER, session=session
+                    )
+                except PyMongoError:
+                    # What was taken before it must be worked: else it waits for its lease to end, with an owner.
+                    if not grants:
+                        raise
+                    break
                 if taken is not None:
                     count, suspect = taken["unclean_count"], taken.get("suspect")
                     grants.append(Grant(stream, lease["shard"], worker, taken["token"], count, suspect))
@@ -213,6 +219,8 @@ class OrderedPart(CollectionsPart):
             return {row["key"] async for row in found}
 
     async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        if limit <= 0:
+            return []
         where = {"stream": grant.stream, "shard": grant.shard, "status": "pending"}
         async with self._db.session() as session:
             documents = await self._documents(where, "ready", limit, max_bytes, session)
@@ -248,6 +256,8 @@ class OrderedPart(CollectionsPart):
         return found
 
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        if limit <= 0:
+            return None
         mine = {"stream": grant.stream, "shard": grant.shard}
         async with self._db.session() as session:
             due = await self._db.collection("blocked_key").find_one(
@@ -382,6 +392,8 @@ class OrderedPart(CollectionsPart):
             await events.delete_many(where, session=session)
 
     async def promote(self, stream: str, limit: int) -> int:
+        if limit <= 0:
+            return 0
         events = self._db.collection("event")
         due = {**past("next_attempt_at"), "status": {"$in": ["scheduled", "failed"]}, "suspect": {"$ne": True}}
         oldest = [("next_attempt_at", 1)]

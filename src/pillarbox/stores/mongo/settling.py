@@ -41,9 +41,10 @@ class SettlingSessions:
         if grant not in self._open:
             session = self._db.new_session()
             name = {"$set": {"session": session.session_id["id"]}}
-            self._open[grant] = _Settling(session)
             with self._db.errors():
                 await self._db.collection("lease").update_one(fence, name)
+            # Only now: a session that no lease names would hold up a take-over.
+            self._open[grant] = _Settling(session)
         settling = self._open[grant]
         async with settling.one_at_a_time:
             return await self._db.transact(work, settling.session)

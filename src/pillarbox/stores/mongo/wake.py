@@ -43,7 +43,15 @@ class Watcher:
         if self._task is None and self._on_wake:
             opened = asyncio.Event()
             self._task = asyncio.create_task(self._watch(opened), name="pillarbox-watch")
+            # Also when it is stopped before it has begun: else this would wait for ever.
+            self._task.add_done_callback(lambda _: opened.set())
             await opened.wait()
+
+    async def close(self) -> None:
+        """Nobody sleeps any more, and nobody is told."""
+        self._sleepers.clear()
+        self._on_wake.clear()
+        await self.stop()
 
     async def stop(self) -> None:
         task, self._task = self._task, None
