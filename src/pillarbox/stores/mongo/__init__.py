@@ -10,7 +10,7 @@ from pillarbox.event import Event
 from pillarbox.names import Names
 from pillarbox.store import Features
 from pillarbox.stores.mongo.database import MongoDatabase, Session
-from pillarbox.stores.mongo.documents import to_document
+from pillarbox.stores.mongo.documents import encoded
 from pillarbox.stores.mongo.operations import OperationsPart
 from pillarbox.stores.mongo.settling import SettlingSessions
 from pillarbox.stores.mongo.wake import Watcher
@@ -102,7 +102,7 @@ class MongoStore(OperationsPart):
     async def add(self, events: Sequence[Event], tx: Any = None) -> None:
         if not events:
             return
-        documents = [to_document(event, self._shards) for event in events]
+        documents = [encoded(event, self._shards) for event in events]
         if tx is not None:
             with self._db.errors():
                 await self._db.collection("event").insert_many(documents, session=tx)

@@ -10,8 +10,8 @@ from pymongo import DeleteOne, UpdateOne
 
 from pillarbox.event import Status
 from pillarbox.store import Claim, Failure, Rescued, Settlement
-from pillarbox.stores._errors import CRASHED, error_entry, keepable
-from pillarbox.stores.mongo.collections import history, later, later_or_never, literal, past
+from pillarbox.stores._errors import CRASHED, error_entry
+from pillarbox.stores.mongo.collections import history, kept, later, later_or_never, literal, past
 from pillarbox.stores.mongo.database import Session
 from pillarbox.stores.mongo.documents import Document, to_event
 from pillarbox.stores.mongo.ordered import OrderedPart
@@ -179,7 +179,7 @@ def _held(event_id: UUID, token: int) -> Document:
 
 
 def _failed(failure: Failure) -> list[Document]:
-    error = keepable(failure.error)
+    error = kept(failure.error)
     change = {
         "status": "failed",
         "attempts": failure.attempts,
