@@ -7,7 +7,7 @@ BROKER ?= kafka
 SECONDS ?= 60
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help env demo test quick check format docs servers bench prove lock build clean
+.PHONY: help env demo example test quick check format docs servers bench prove lock build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ env:
 demo: ## see it work on SQLite, with nothing else installed
 	@tools/env check
 	@PYTHONPATH=src $${PYTHON:-python3} -m pillarbox demo
+
+example: env ## run an example against real servers, which it brings itself (NAME=wiki)
+	@$(PY) -m tests.examples $(NAME)
 
 test: env servers ## the whole suite against real servers, which it brings itself
 	@$(PYTEST) -n 2 --dist loadfile

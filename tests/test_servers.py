@@ -210,6 +210,7 @@ CLIENTS = {
     "mysql": Client(mysql_write, mysql_read),
     "mongo": Client(mongo_write, mongo_read),
     "mongo_set": Client(mongo_write, mongo_read),
+    "mongo_standalone": Client(mongo_write, mongo_read),
     "kafka": Client(kafka_write, kafka_read),
     "kafka_cluster": Client(kafka_write, kafka_read),
     "pulsar": Client(pulsar_write, pulsar_read),

@@ -3,9 +3,15 @@
 import itertools
 import os
 
+import pytest
+
 from pillarbox.conformance import Connect, StoreContract
-from pillarbox.store import Features, Store
+from pillarbox.conformance.store_setup import PAST, STREAM
+from pillarbox.errors import InvalidEvent
+from pillarbox.event import Status
+from pillarbox.store import Failure, Features, Settlement, Store
 from pillarbox.stores.mongo import MongoStore
+from pillarbox.stores.mongo.documents import MAX_EVENT_BYTES
 
 _numbers = itertools.count(1)
 
@@ -16,6 +22,29 @@ class MongoStoreContract(StoreContract):
     async def set_schema_version(self, store: Store, version: int) -> None:
         assert isinstance(store, MongoStore)
         await store._db.collection("meta").update_one({"_id": "schema"}, {"$set": {"version": version}})
+
+    @pytest.mark.asyncio
+    async def test_what_no_document_can_hold_is_refused(self, store: Store) -> None:
+        for wrong in (
+            self.event(payload=b"x" * MAX_EVENT_BYTES),
+            self.event(aggregate_version=2**70),
+            self.event(headers={"nul\0": ""}),
+        ):
+            with pytest.raises(InvalidEvent, match=str(wrong.id)):
+                await store.add([wrong])
+        assert await self.count(store) == {}
+
+    @pytest.mark.asyncio
+    async def test_the_largest_event_can_die_of_many_long_errors(self, store: Store) -> None:
+        grant = await self.own(store)
+        size = MAX_EVENT_BYTES - 2000
+        (event,) = await self.write(store, grant, self.event(key=None, payload=b"x" * size))
+        for attempts in range(1, 4):
+            failed = [Failure(event, "\N{OPEN MAILBOX WITH RAISED FLAG}" * 20_000, attempts, PAST)]
+            await store.settle(grant, Settlement(failed=failed))
+            assert await store.promote(STREAM, 10) == 1
+        await store.settle(grant, Settlement(dead=[Failure(event, "at last", 4)]))
+        assert await self.count(store) == {Status.DEAD: 1}
 
 
 def connect_to(url: str) -> Connect:

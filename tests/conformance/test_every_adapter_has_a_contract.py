@@ -23,7 +23,8 @@ def adapters(kind: str) -> Iterator[str]:
     assert folder.is_dir()
     for file in sorted(folder.rglob("*.py")):
         parts = file.relative_to(folder).with_suffix("").parts
-        is_private = any(part.startswith("_") and part != "__init__" for part in parts)
+        # What stands inside of a package of its own is a part of the adapter that its first file has.
+        is_private = parts[0].startswith("_") or (len(parts) > 1 and parts[-1] != "__init__")
         if not is_private and parts[0] not in SHARED:
             for node in ast.parse(file.read_text()).body:
                 if isinstance(node, ast.ClassDef) and node.name[0] != "_" and is_adapter(node, kind):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -56,4 +57,9 @@ class Command:
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        return subprocess.Popen([*COMMAND, *words], cwd=self.folder, env=self.environment(), **pipes)
+        # A suite that was started in the background ignores Ctrl-C, and so would its children.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return subprocess.Popen([*COMMAND, *words], cwd=self.folder, env=self.environment(), **pipes)
+        finally:
+            signal.signal(signal.SIGINT, before)

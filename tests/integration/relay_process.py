@@ -44,8 +44,21 @@ class Ledger:
         return [PUBLISHED] * len(events)
 
 
+def hang_in_settle(path: str) -> None:
+    """The first settle stops where MongoDB has a transaction open; a file of this name says so."""
+    from pillarbox.stores.mongo import MongoStore
+
+    async def hang(*_: object) -> None:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+        await asyncio.Event().wait()
+
+    MongoStore._settle = hang  # type: ignore[assignment]
+
+
 def main() -> None:
     order = json.loads(sys.argv[1])
+    if "hang_in_settle" in order:
+        hang_in_settle(order["hang_in_settle"])
     stream = Stream(
         order["stream"],
         Ledger(order["ledger"], order.get("seconds_per_event", 0.0)),

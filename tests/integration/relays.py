@@ -22,7 +22,8 @@ from pillarbox.event import Event, Status, key_hash
 from pillarbox.publisher import PUBLISHED, Outcome, PublisherFeatures
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed, Relay, Stream
-from pillarbox.store import Store
+from pillarbox.store import Filter, Store
+from pillarbox.stores.mongo import MongoStore
 from pillarbox.stores.mysql import MysqlStore
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.sql import SqlStore
@@ -30,6 +31,7 @@ from pillarbox.stores.sqlite import SqliteStore
 
 T = TypeVar("T")
 
+AnyStore = SqlStore | MongoStore  # known to have a URL, for a process of its own
 STREAM = "orders"
 SHARDS = 4
 LEASE = 0.6
@@ -42,22 +44,40 @@ _NO_ID = UUID(int=0)
 class Outbox(Protocol):
     """A test's own outbox; each call is another connection to it."""
 
+    def __call__(self, **options: Any) -> Store: ...
+
+
+class SqlOutbox(Protocol):
+    """An outbox whose tables a test looks into."""
+
     def __call__(self, **options: Any) -> SqlStore: ...
 
 
-def sqlite_outbox(folder: Path) -> Outbox:
+class MongoOutbox(Protocol):
+    """An outbox whose collections a test looks into."""
+
+    def __call__(self, **options: Any) -> MongoStore: ...
+
+
+def sqlite_outbox(folder: Path) -> SqlOutbox:
     path = folder / f"outbox-{next(_numbers)}.db"
     return lambda **options: SqliteStore(str(path), **{"shards": SHARDS, **options})
 
 
-def postgres_outbox(url: str) -> Outbox:
+def postgres_outbox(url: str) -> SqlOutbox:
     prefix = f"relay_{os.getpid()}_{next(_numbers)}"
     return lambda **options: PostgresStore(url, **{"prefix": prefix, "shards": SHARDS, **options})
 
 
-def mysql_outbox(url: str) -> Outbox:
+def mysql_outbox(url: str) -> SqlOutbox:
     prefix = f"relay_{os.getpid()}_{next(_numbers)}"
     return lambda **options: MysqlStore(url, **{"prefix": prefix, "shards": SHARDS, **options})
+
+
+def mongo_outbox(url: str) -> MongoOutbox:
+    prefix = f"relay_{os.getpid()}_{next(_numbers)}"
+    own = url.replace("/?", "/relays?") if "/?" in url else f"{url}relays"
+    return lambda **options: MongoStore(own, **{"prefix": prefix, "shards": SHARDS, **options})
 
 
 def stream(to: Any, name: str = STREAM, **settings: Any) -> Stream:
@@ -162,8 +182,32 @@ async def execute(store: SqlStore, text: str, **values: Any) -> int:
     return await store._db.execute(store._statement(text), **values)
 
 
-async def owners(store: SqlStore, name: str = STREAM) -> dict[str | None, int]:
+async def attempts(store: Store) -> list[int]:
+    """What was charged to each event that is not dead, in the order of their ids."""
+    found = await store.find(Filter(), 100_000, newest_first=False)
+    return [each.event.attempts for each in found if each.event.status is not Status.DEAD]
+
+
+async def move(store: Store, name: str, instant: str, seconds: float, **where: Any) -> None:
+    """Set an instant of what is equal to these to so many seconds from now."""
+    if isinstance(store, MongoStore):
+        later = {"$add": ["$$NOW", int(seconds * 1000)]}
+        query = {"_id" if field == "id" else field: value for field, value in where.items()}
+        await store._db.collection(name).update_many(query, [{"$set": {instant: later}}])
+        return
+    assert isinstance(store, SqlStore)
+    chosen = " AND ".join(["1 = 1", *(f"{field} = :{field}" for field in where)])
+    await execute(
+        store, f"UPDATE {{{name}}} SET {instant} = {{later:seconds}} WHERE {chosen}", seconds=seconds, **where
+    )
+
+
+async def owners(store: Store, name: str = STREAM) -> dict[str | None, int]:
     """How many shards each worker owns."""
+    if isinstance(store, MongoStore):
+        leases = await store._db.collection("lease").find({"stream": name}).to_list()
+        return dict(Counter(lease["owner"] for lease in leases))
+    assert isinstance(store, SqlStore)
     rows = await query(store, "SELECT owner FROM {lease} WHERE stream = :stream", stream=name)
     return dict(Counter(row[0] for row in rows))
 
@@ -177,8 +221,12 @@ def sharing(relays: Sequence[Relay], shares: Sequence[int]) -> Callable[[dict[st
     return agreed
 
 
-def cut(store: SqlStore, patch: pytest.MonkeyPatch) -> None:
+def cut(store: Store, patch: pytest.MonkeyPatch) -> None:
     """From here on this store's connection reaches nothing, as if its machine were off the network."""
+    if isinstance(store, MongoStore):
+        patch.setattr(store._db, "_database", None)
+        return
+    assert isinstance(store, SqlStore)
 
     async def unreachable(*_: Any, **__: Any) -> Any:
         raise StoreDown("cut off")
@@ -229,7 +277,7 @@ class Gate:
 class RelayProcess:
     """A relay in a process of its own, which writes what it publishes into a ledger."""
 
-    def __init__(self, store: SqlStore, ledger: Path, **settings: Any) -> None:
+    def __init__(self, store: AnyStore, ledger: Path, **settings: Any) -> None:
         database: Any = store._db
         url = f"sqlite:///{database.path}" if isinstance(store, SqliteStore) else database._url
         self.ledger = ledger
@@ -309,7 +357,7 @@ def ledger_copies(lines: Iterable[Line]) -> int:
     return sum(count - 1 for count in Counter(line.id for line in lines).values())
 
 
-async def refused(store: SqlStore) -> str:
+async def refused(store: Store) -> str:
     """What a relay says that cannot start: one sentence."""
     with pytest.raises(StoreError) as caught:
         await relay(store, stream(MemoryPublisher())).start()

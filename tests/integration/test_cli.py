@@ -320,8 +320,6 @@ def test_a_reader_that_has_gone_is_no_error(on_sqlite: Command) -> None:
 
 @pytest.mark.asyncio
 async def test_ctrl_c_ends_without_a_traceback(on_sqlite: Command) -> None:
-    # A suite that was started in the background ignores it, and so would its children.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     # It waits for standard input when it is interrupted.
     with on_sqlite.start("events", "add", "a", "-", stdin=subprocess.PIPE) as process:
         await until(lambda: "pipe" in Path(f"/proc/{process.pid}/wchan").read_text())
@@ -329,7 +327,6 @@ async def test_ctrl_c_ends_without_a_traceback(on_sqlite: Command) -> None:
         assert process.wait(30) == 130
         assert process.stderr is not None
         assert process.stderr.read() == b""
-    signal.signal(signal.SIGINT, before)
 
 
 def test_a_narrow_terminal_gets_records_and_a_pipe_gets_all(on_sqlite: Command) -> None:

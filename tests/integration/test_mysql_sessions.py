@@ -21,7 +21,7 @@ from pillarbox.stores.sql.ordered import fence
 from pillarbox.urls import store_from_url
 from tests.integration.relays import (
     STREAM,
-    Outbox,
+    SqlOutbox,
     by_key,
     copies,
     execute,
@@ -100,20 +100,20 @@ async def plan(store: SqlStore, statement: Statement, **values: Any) -> dict[str
     return {str(row[table]): row[key] for row in rows if row[table]}
 
 
-async def test_a_read_walks_the_ready_index_from_its_head(my: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_read_walks_the_ready_index_from_its_head(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     values = {**fence(grant), "limit": BATCH, "inline": 10**6}
     found = await plan(store, store._sql["read"], **values)
     assert found[store._names.parts["event"]] == store._names.parts["ready_index"]
     assert await touched(store, store._sql["read"], **values) <= 3 * BATCH
 
 
-async def test_a_poll_touches_a_few_rows_for_each_shard(my: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_poll_touches_a_few_rows_for_each_shard(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     shards = {f"shard_{n}": n for n in range(4)}
     assert await touched(store, store._poll_statement(4), stream=STREAM, worker="ann", **shards) <= 80
     assert await touched(store, store._poll_statement(4), stream="empty", worker="ann", **shards) <= 80
 
 
-async def test_a_due_key_is_read_by_its_own_index(my: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_due_key_is_read_by_its_own_index(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     await execute(store, "UPDATE {event} SET status = 'held' WHERE status = 'pending'")
     ((key, shard),) = await query(store, "SELECT key, shard FROM {event} WHERE status = 'held' LIMIT 1")
     values = {**fence(grant), "shard": shard, "key": key, "limit": 5, "inline": 10**6}
@@ -124,7 +124,7 @@ async def test_a_due_key_is_read_by_its_own_index(my: Outbox, store: SqlStore, g
     assert await touched(store, store._sql["read_key"], **values) <= 30
 
 
-async def test_instants_that_have_come_are_found_by_their_index(my: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_instants_that_have_come_are_found_by_their_index(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     later = "UPDATE {event} SET status = 'scheduled', next_attempt_at = {later:delay} WHERE status = 'pending'"
     await execute(store, later, delay=3600.0)
     due = store._sql["due_ids"]
@@ -133,7 +133,7 @@ async def test_instants_that_have_come_are_found_by_their_index(my: Outbox, stor
     assert await touched(store, due, stream=STREAM, limit=BATCH) <= 5
 
 
-async def test_a_settle_and_a_prune_touch_what_they_change(my: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_settle_and_a_prune_touch_what_they_change(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     rows = await query(store, "SELECT id FROM {event} WHERE status = 'pending' AND shard = 0 LIMIT 20")
     assert await touched(store, store._sql["publish"], ids=[row[0] for row in rows]) <= 60
     assert await touched(store, store._sql["prune_page"], keep=-3600.0, limit=BATCH, after=0) <= 2 * BATCH
@@ -142,7 +142,7 @@ async def test_a_settle_and_a_prune_touch_what_they_change(my: Outbox, store: Sq
 
 
 async def test_streams_that_wait_are_found_without_counting_their_events(
-    my: Outbox, store: SqlStore, grant: Grant
+    my: SqlOutbox, store: SqlStore, grant: Grant
 ) -> None:
     await store.add(mixed(KEYS, 50, stream="another"))
     assert await touched(store, store._sql["next_waiting"], after="") <= 100
@@ -230,7 +230,7 @@ async def test_a_server_that_is_killed_under_load_loses_nothing(
     assert copies(to.deliveries) == 0, "what was published waits until it can be settled"
 
 
-async def test_what_is_wrong_is_told_in_one_sentence(my: Outbox, store: SqlStore) -> None:
+async def test_what_is_wrong_is_told_in_one_sentence(my: SqlOutbox, store: SqlStore) -> None:
     assert isinstance(store, MysqlStore)
     url = store._database._url
     said = await refused(MysqlStore(url.replace("root@", "nobody:se%20cret@")))
@@ -244,7 +244,7 @@ async def test_what_is_wrong_is_told_in_one_sentence(my: Outbox, store: SqlStore
         await MysqlStore("mysql://root@127.0.0.1:1/none").open()
 
 
-async def test_an_event_that_no_packet_holds_is_refused_with_the_remedy(my: Outbox, store: SqlStore) -> None:
+async def test_an_event_that_no_packet_holds_is_refused_with_the_remedy(my: SqlOutbox, store: SqlStore) -> None:
     ((most,),) = await query(store, "SELECT @@max_allowed_packet")
     (large,) = numbered("k", 1)
     with pytest.raises(StoreError, match="max_allowed_packet"):
@@ -252,7 +252,7 @@ async def test_an_event_that_no_packet_holds_is_refused_with_the_remedy(my: Outb
     await store.add(numbered("k", 1))
 
 
-async def test_a_text_that_does_not_fit_is_refused(my: Outbox, store: SqlStore) -> None:
+async def test_a_text_that_does_not_fit_is_refused(my: SqlOutbox, store: SqlStore) -> None:
     with pytest.raises(StoreError):
         await store.add(numbered("k" * 300, 1))
 

@@ -17,13 +17,12 @@ from pillarbox.maintenance.prune import Prune
 from pillarbox.maintenance.reconcile import Reconcile, Reconciled
 from pillarbox.publisher import rejected, retry
 from pillarbox.publishers.memory import MemoryPublisher
-from pillarbox.store import Filter, Found
-from pillarbox.stores.sql import SqlStore
+from pillarbox.store import Filter, Found, Store
 from tests.integration.relays import (
     STREAM,
     WAIT,
-    Outbox,
     Shared,
+    SqlOutbox,
     by_key,
     copies,
     counts,
@@ -55,7 +54,7 @@ def told(caplog: pytest.LogCaptureFixture, action: str) -> list[logging.LogRecor
     return [record for record in caplog.records if getattr(record, "action", None) == action]
 
 
-async def test_what_is_missing_is_emitted_once(outbox: Outbox, store: SqlStore) -> None:
+async def test_what_is_missing_is_emitted_once(sql: SqlOutbox, store: Store) -> None:
     await store.add(pages(2))
     reconcile = Reconcile(store, check(pages(250)))
     assert await reconcile.run_once() == Reconciled("pages", missing=248, emitted=248, waiting=2)
@@ -64,7 +63,7 @@ async def test_what_is_missing_is_emitted_once(outbox: Outbox, store: SqlStore) 
     assert await counts(store) == {Status.PENDING: 250}
 
 
-async def test_an_event_is_written_as_the_check_made_it(outbox: Outbox, store: SqlStore) -> None:
+async def test_an_event_is_written_as_the_check_made_it(sql: SqlOutbox, store: Store) -> None:
     at = datetime(2030, 1, 1, tzinfo=UTC)
     event = page(
         7, topic="pages", tenant="acme", headers={"a": "b"}, aggregate_id=7, aggregate_version=3, occurred_at=at
@@ -75,12 +74,12 @@ async def test_an_event_is_written_as_the_check_made_it(outbox: Outbox, store: S
     assert found.event._replace(seq=0, created_at=event.created_at) == event
 
 
-async def test_two_at_once_emit_one_copy(outbox: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = outbox()
+async def test_two_at_once_emit_one_copy(sql: SqlOutbox, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = sql()
     await other.open()
     both = asyncio.Barrier(2)
 
-    def look_together(each: SqlStore) -> None:
+    def look_together(each: Store) -> None:
         find = each.find
 
         async def together(where: Filter, limit: int, newest_first: bool = True) -> Sequence[Found]:
@@ -103,7 +102,7 @@ async def test_two_at_once_emit_one_copy(outbox: Outbox, store: SqlStore, monkey
     assert await counts(store) == {Status.PENDING: 50}
 
 
-async def test_a_dry_run_writes_nothing(outbox: Outbox, store: SqlStore, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_dry_run_writes_nothing(sql: SqlOutbox, store: Store, caplog: pytest.LogCaptureFixture) -> None:
     await store.add(pages(1))
     found = check(pages(5))
     assert await Reconcile(store, found, dry_run=True).run_once() == Reconciled("pages", missing=4, waiting=1)
@@ -114,7 +113,7 @@ async def test_a_dry_run_writes_nothing(outbox: Outbox, store: SqlStore, caplog:
     assert not told(caplog, "reconciled")
 
 
-async def test_a_run_is_limited_and_those_that_are_known_starve_nobody(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_run_is_limited_and_those_that_are_known_starve_nobody(sql: SqlOutbox, store: Store) -> None:
     closed = []
 
     def find() -> Iterator[Event]:
@@ -131,20 +130,20 @@ async def test_a_run_is_limited_and_those_that_are_known_starve_nobody(outbox: O
     assert await counts(store) == {Status.PENDING: 10}
 
 
-async def test_at_the_limit_there_is_more_only_if_more_is_missing(outbox: Outbox, store: SqlStore) -> None:
+async def test_at_the_limit_there_is_more_only_if_more_is_missing(sql: SqlOutbox, store: Store) -> None:
     await store.add(pages(2, first=4))
     assert await Reconcile(store, check(pages(5), limit=3)).run_once() == Reconciled(
         "pages", missing=3, emitted=3, waiting=2
     )
 
 
-async def test_one_that_is_found_twice_is_counted_once(outbox: Outbox, store: SqlStore) -> None:
+async def test_one_that_is_found_twice_is_counted_once(sql: SqlOutbox, store: Store) -> None:
     twice = [*pages(120), *pages(120)]
     assert await Reconcile(store, check(twice, limit=120)).run_once() == Reconciled("pages", missing=120, emitted=120)
 
 
 async def test_each_state_is_told_and_left_alone(
-    outbox: Outbox, store: SqlStore, caplog: pytest.LogCaptureFixture
+    sql: SqlOutbox, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     to = MemoryPublisher()
@@ -159,7 +158,7 @@ async def test_each_state_is_told_and_left_alone(
         page(1, "processing", stream="queue"),
     ]
     await store.add(found)
-    async with relay(outbox(), stream(to, retry=Fixed(3600.0))):
+    async with relay(sql(), stream(to, retry=Fixed(3600.0))):
         states = {Status.PUBLISHED: 3, Status.FAILED: 1, Status.HELD: 1, Status.DEAD: 1, Status.SCHEDULED: 1}
         await settled(store, states)
     claims = [claim for shard in range(4) for claim in await store.claim("queue", shard, "ann", 10, 3600)]
@@ -175,19 +174,19 @@ async def test_each_state_is_told_and_left_alone(
     assert "10 without effect: 0 emitted, 6 waiting, 3 published already, 1 dead" in record.getMessage()
 
 
-async def test_one_that_died_and_was_written_again_is_waiting(outbox: Outbox, store: SqlStore) -> None:
+async def test_one_that_died_and_was_written_again_is_waiting(sql: SqlOutbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(rejected("bad"), key="k")
     await store.add(pages(1))
-    async with relay(outbox(), stream(to)):
+    async with relay(sql(), stream(to)):
         await settled(store, {Status.DEAD: 1})
     await store.add(pages(1))
     assert await Reconcile(store, check(pages(1))).run_once() == Reconciled("pages", waiting=1)
 
 
-async def test_one_that_was_pruned_is_emitted_again(outbox: Outbox, store: SqlStore) -> None:
+async def test_one_that_was_pruned_is_emitted_again(sql: SqlOutbox, store: Store) -> None:
     await store.add(pages(1))
-    async with relay(outbox(), stream(MemoryPublisher())):
+    async with relay(sql(), stream(MemoryPublisher())):
         await settled(store, {Status.PUBLISHED: 1})
     reconcile = Reconcile(store, check(pages(1)))
     assert (await reconcile.run_once()).published == 1
@@ -195,7 +194,7 @@ async def test_one_that_was_pruned_is_emitted_again(outbox: Outbox, store: SqlSt
     assert (await reconcile.run_once()).emitted == 1
 
 
-async def test_nothing_found_is_not_logged(sqlite: Outbox, store: SqlStore, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_found_is_not_logged(sqlite: SqlOutbox, store: Store, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert await Reconcile(store, check([])).run_once() == Reconciled("pages")
     assert not told(caplog, "reconciled")
@@ -205,7 +204,7 @@ async def test_nothing_found_is_not_logged(sqlite: Outbox, store: SqlStore, capl
 
 
 async def test_what_was_found_before_a_failure_is_emitted(
-    outbox: Outbox, store: SqlStore, caplog: pytest.LogCaptureFixture
+    sql: SqlOutbox, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
 
@@ -219,14 +218,14 @@ async def test_what_was_found_before_a_failure_is_emitted(
     assert len(told(caplog, "reconciled")) == 1
 
 
-async def test_a_new_id_is_refused_and_writes_nothing(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_new_id_is_refused_and_writes_nothing(sql: SqlOutbox, store: Store) -> None:
     with pytest.raises(CheckFailed, match="stable_id"):
         await Reconcile(store, check(lambda: [page(1, id=None)])).run_once()
     assert await counts(store) == {}
 
 
 async def test_a_database_that_is_away_is_not_the_checks_fault(
-    sqlite: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    sqlite: SqlOutbox, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: Any) -> Any:
         raise StoreDown("away")
@@ -236,7 +235,7 @@ async def test_a_database_that_is_away_is_not_the_checks_fault(
         await Reconcile(store, check(pages(1))).run_once()
 
 
-async def test_relays_publish_in_order_what_was_missing_and_once(outbox: Outbox, store: SqlStore) -> None:
+async def test_relays_publish_in_order_what_was_missing_and_once(sql: SqlOutbox, store: Store) -> None:
     to = Shared()
     runs = 0
 
@@ -248,7 +247,7 @@ async def test_relays_publish_in_order_what_was_missing_and_once(outbox: Outbox,
         yield from (event for event in pages(20) if event.id not in arrived)
 
     found = check(find, interval_seconds=0.05)
-    async with relay(outbox(), stream(to), checks=[found]), relay(outbox(), stream(to), checks=[found]):
+    async with relay(sql(), stream(to), checks=[found]), relay(sql(), stream(to), checks=[found]):
         await to.wait_for(20)
         await settled(store, {Status.PUBLISHED: 20})
         before = runs
@@ -258,7 +257,7 @@ async def test_relays_publish_in_order_what_was_missing_and_once(outbox: Outbox,
 
 
 async def test_a_check_that_fails_disturbs_nothing_else(
-    outbox: Outbox, store: SqlStore, caplog: pytest.LogCaptureFixture
+    sql: SqlOutbox, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     to = MemoryPublisher()
 
@@ -266,7 +265,7 @@ async def test_a_check_that_fails_disturbs_nothing_else(
         raise ZeroDivisionError("a bug")
 
     checks = [Check("broken", broken, interval_seconds=0.02), check(pages(3), interval_seconds=0.02)]
-    async with relay(outbox(), stream(to), checks=checks):
+    async with relay(sql(), stream(to), checks=checks):
         await to.wait_for(3)
         await until(lambda: len(told(caplog, "reconcile_failed")) >= 3)
         await store.add(pages(1, "other"))
@@ -278,7 +277,7 @@ async def test_a_check_that_fails_disturbs_nothing_else(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_a_stop_ends_a_run_between_two_events(sqlite: Outbox, store: SqlStore, is_async: bool) -> None:
+async def test_a_stop_ends_a_run_between_two_events(sqlite: SqlOutbox, store: Store, is_async: bool) -> None:
     began, closed = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     await store.add(pages(1))
@@ -312,7 +311,7 @@ async def test_a_stop_ends_a_run_between_two_events(sqlite: Outbox, store: SqlSt
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_stop_gives_up_a_check_that_hangs(
-    sqlite: Outbox, store: SqlStore, caplog: pytest.LogCaptureFixture, is_async: bool
+    sqlite: SqlOutbox, store: Store, caplog: pytest.LogCaptureFixture, is_async: bool
 ) -> None:
     began, release, closed = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -344,7 +343,7 @@ async def test_a_stop_gives_up_a_check_that_hangs(
     assert await counts(store) == {}
 
 
-async def test_a_check_that_cancels_itself_has_failed(sqlite: Outbox, store: SqlStore) -> None:
+async def test_a_check_that_cancels_itself_has_failed(sqlite: SqlOutbox, store: Store) -> None:
     async def find() -> list[Event]:
         raise asyncio.CancelledError
 
@@ -352,7 +351,7 @@ async def test_a_check_that_cancels_itself_has_failed(sqlite: Outbox, store: Sql
         await Reconcile(store, check(find)).run_once()
 
 
-async def test_a_run_that_is_cancelled_ends_its_check(sqlite: Outbox, store: SqlStore) -> None:
+async def test_a_run_that_is_cancelled_ends_its_check(sqlite: SqlOutbox, store: Store) -> None:
     began, closed = asyncio.Event(), asyncio.Event()
 
     async def find() -> AsyncIterator[Event]:

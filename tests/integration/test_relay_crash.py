@@ -10,8 +10,11 @@ from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
     LEASE,
+    AnyStore,
     Outbox,
     RelayProcess,
+    SqlOutbox,
+    attempts,
     by_key,
     counts,
     eventually,
@@ -22,6 +25,7 @@ from tests.integration.relays import (
     ledger_copies,
     mixed,
     numbered,
+    owners,
     query,
     relay,
     settled,
@@ -35,7 +39,7 @@ KEYS = [key_of(shard) for shard in range(4) for _ in range(2)]
 
 
 async def test_a_killed_relay_is_taken_over_with_few_copies(
-    outbox: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
+    outbox: Outbox, store: AnyStore, tmp_path: Path, processes: list[RelayProcess]
 ) -> None:
     book = tmp_path / "ledger"
     await store.add(mixed(KEYS, 50))
@@ -54,7 +58,7 @@ async def test_a_killed_relay_is_taken_over_with_few_copies(
 
 
 async def test_a_terminated_relay_makes_no_copy(
-    outbox: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
+    outbox: Outbox, store: AnyStore, tmp_path: Path, processes: list[RelayProcess]
 ) -> None:
     book = tmp_path / "ledger"
     await store.add(mixed(KEYS, 50))
@@ -64,8 +68,7 @@ async def test_a_terminated_relay_makes_no_copy(
         await until(lambda goal=goal: len(ledger(book)) > goal)  # type: ignore[misc]
         polite.send(signal.SIGTERM)
         assert await polite.ended() == 0
-        rows = await query(store, "SELECT owner FROM {lease} WHERE owner IS NOT NULL")
-        assert rows == [], "everything was let go"
+        assert await owners(store) == {None: 4}, "everything was let go"
     assert len(ledger(book)) < 400
     processes.append(RelayProcess(store, book).start())
     await settled(store, {Status.PUBLISHED: 400})
@@ -75,7 +78,7 @@ async def test_a_terminated_relay_makes_no_copy(
 
 
 async def test_a_relay_that_sleeps_past_its_lease_makes_no_disorder(
-    outbox: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
+    outbox: Outbox, store: AnyStore, tmp_path: Path, processes: list[RelayProcess]
 ) -> None:
     book = tmp_path / "ledger"
     await store.add(mixed(KEYS, 50))
@@ -90,8 +93,7 @@ async def test_a_relay_that_sleeps_past_its_lease_makes_no_disorder(
         await settled(store, {Status.PUBLISHED: 400})
         sleeper.send(signal.SIGCONT)
         # It finds out, joins again, and both work.
-        workers = "SELECT count(*) FROM {worker} WHERE seen_until > {now}"
-        await eventually(lambda: query(store, workers), lambda rows: rows[0][0] == 2)
+        await eventually(store.streams, lambda found: found[0].workers == 2)
         await store.add(mixed(KEYS, 5, first=51))
         await settled(store, {Status.PUBLISHED: 440})
     lines = ledger(book)
@@ -103,11 +105,11 @@ async def test_a_relay_that_sleeps_past_its_lease_makes_no_disorder(
     for key in KEYS:
         seen = dict.fromkeys([*told.get(key, []), *[n for n in mine.get(key, []) if n <= 50]])
         assert list(seen) == list(range(1, 51))
-    assert await query(store, "SELECT DISTINCT attempts FROM {event}") == [(1,)], "no stale settle was written"
+    assert set(await attempts(store)) == {1}, "no stale settle was written"
 
 
 async def crash_until_dead(
-    store: SqlStore, book: Path, processes: list[RelayProcess], wanted: dict[Status, int], **settings: object
+    store: AnyStore, book: Path, processes: list[RelayProcess], wanted: dict[Status, int], **settings: object
 ) -> int:
     """Start a relay again whenever its process has ended, as a supervisor would; how often it died."""
     deaths = 0
@@ -131,7 +133,7 @@ async def crash_until_dead(
 
 @pytest.mark.parametrize("mode", ["ordered", "queue"])
 async def test_an_event_that_kills_its_relay_is_found_and_dies_alone(
-    outbox: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess], mode: str
+    sql: SqlOutbox, store: AnyStore, tmp_path: Path, processes: list[RelayProcess], mode: str
 ) -> None:
     book = tmp_path / "ledger"
     keys = [key_of(shard) for shard in range(4)]
@@ -153,7 +155,7 @@ async def test_an_event_that_kills_its_relay_is_found_and_dies_alone(
 
 
 async def test_innocent_events_do_not_die_of_their_neighbour(
-    sqlite: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
+    sqlite: SqlOutbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
 ) -> None:
     """Each call takes a while, so that events of other shards are always under way when the poison kills."""
     book = tmp_path / "ledger"
@@ -165,7 +167,7 @@ async def test_innocent_events_do_not_die_of_their_neighbour(
 
 
 async def test_a_killed_relay_does_not_stay_behind_as_a_sleeper(
-    pg: Outbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
+    pg: SqlOutbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
 ) -> None:
     """A sleeper's row makes every writer notify: a worker that is gone must not leave one for ever."""
     victim = RelayProcess(store, tmp_path / "ledger", lease_seconds=0.5).start()

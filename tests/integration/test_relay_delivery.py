@@ -9,7 +9,7 @@ import pytest
 from pillarbox.event import Status
 from pillarbox.publisher import PublisherFeatures
 from pillarbox.publishers.memory import MemoryPublisher
-from pillarbox.store import Work
+from pillarbox.store import Store, Work
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
     SHARDS,
@@ -17,6 +17,7 @@ from tests.integration.relays import (
     WAIT,
     Gate,
     Outbox,
+    SqlOutbox,
     by_key,
     copies,
     counts,
@@ -35,7 +36,7 @@ from tests.integration.relays import (
 pytestmark = pytest.mark.asyncio
 
 
-async def test_everything_is_published_once_and_in_order(outbox: Outbox, store: SqlStore) -> None:
+async def test_everything_is_published_once_and_in_order(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     keys = [f"key-{n}" for n in range(20)]
     await store.add(mixed(keys, 10))
@@ -47,7 +48,7 @@ async def test_everything_is_published_once_and_in_order(outbox: Outbox, store: 
     assert by_key(to.deliveries) == in_order(keys, 30)
 
 
-async def test_an_event_arrives_as_it_was_written(outbox: Outbox, store: SqlStore) -> None:
+async def test_an_event_arrives_as_it_was_written(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     (event,) = numbered(
         "Zürich",
@@ -72,7 +73,7 @@ async def test_an_event_arrives_as_it_was_written(outbox: Outbox, store: SqlStor
     assert arrived == event._replace(seq=arrived.seq, created_at=arrived.created_at)
 
 
-async def test_each_stream_goes_to_its_own_destination(outbox: Outbox, store: SqlStore) -> None:
+async def test_each_stream_goes_to_its_own_destination(outbox: Outbox, store: Store) -> None:
     orders, mails = MemoryPublisher(), MemoryPublisher()
     await store.add([*numbered("k", 5), *numbered("k", 7, stream="mails"), *numbered("k", 3, stream="unknown")])
     async with relay(outbox(), stream(orders), stream(mails, "mails")):
@@ -83,10 +84,10 @@ async def test_each_stream_goes_to_its_own_destination(outbox: Outbox, store: Sq
     assert await counts(store, "unknown") == {Status.PENDING: 3}
 
 
-async def test_a_stream_whose_destination_is_down_does_not_slow_another(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_stream_whose_destination_is_down_does_not_slow_another(sql: SqlOutbox, store: Store) -> None:
     orders, mails = MemoryPublisher(), MemoryPublisher()
     mails.down()
-    async with relay(outbox(), stream(orders), stream(mails, "mails")):
+    async with relay(sql(), stream(orders), stream(mails, "mails")):
         await store.add(mixed([f"k{n}" for n in range(20)], 10, stream="mails"))
         for first in range(1, 6):
             await store.add(numbered("k", 1, first=first))
@@ -98,7 +99,7 @@ async def test_a_stream_whose_destination_is_down_does_not_slow_another(outbox: 
 
 
 async def test_a_scheduled_event_is_published_when_its_time_has_come_and_holds_nobody(
-    outbox: Outbox, store: SqlStore
+    outbox: Outbox, store: Store
 ) -> None:
     to = MemoryPublisher()
     now = datetime.now(UTC)
@@ -111,7 +112,7 @@ async def test_a_scheduled_event_is_published_when_its_time_has_come_and_holds_n
     assert by_key(to.deliveries)["k"] == [1, 2, 3, 8]
 
 
-async def test_published_events_can_be_deleted_at_once(outbox: Outbox, store: SqlStore) -> None:
+async def test_published_events_can_be_deleted_at_once(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     await store.add(mixed(["a", "b", "c"], 20))
     async with relay(outbox(), stream(to), keep_published_seconds=0):
@@ -120,7 +121,7 @@ async def test_published_events_can_be_deleted_at_once(outbox: Outbox, store: Sq
     assert by_key(to.deliveries) == in_order(["a", "b", "c"], 20)
 
 
-async def test_a_paused_stream_rests_until_it_is_resumed(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_paused_stream_rests_until_it_is_resumed(outbox: Outbox, store: Store) -> None:
     to, other = MemoryPublisher(), MemoryPublisher()
     await store.pause(STREAM, "olga")
     await store.add([*numbered("k", 5), *numbered("k", 5, stream="other")])
@@ -136,11 +137,11 @@ async def test_a_paused_stream_rests_until_it_is_resumed(outbox: Outbox, store: 
 
 
 async def test_a_pause_stops_a_stream_that_is_busy(
-    outbox: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    sql: SqlOutbox, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = Gate()
     await store.add(numbered("k", 300))
-    own = outbox()
+    own = sql()
     polls = 0
     poll = own.poll
 
@@ -164,7 +165,7 @@ async def test_a_pause_stops_a_stream_that_is_busy(
     assert by_key(to.deliveries) == in_order(["k"], 300)
 
 
-async def test_a_batch_is_limited_in_bytes(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_batch_is_limited_in_bytes(outbox: Outbox, store: Store) -> None:
     to = Gate(slots=1)
     key = key_of(0)
     events = numbered(key, 8)
@@ -177,7 +178,7 @@ async def test_a_batch_is_limited_in_bytes(outbox: Outbox, store: SqlStore) -> N
     assert by_key(to.deliveries) == in_order([key], 8)
 
 
-async def test_an_event_larger_than_a_batch_still_goes(outbox: Outbox, store: SqlStore) -> None:
+async def test_an_event_larger_than_a_batch_still_goes(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     (large,) = numbered("k", 1)
     await store.add([large._replace(payload=large.payload + b" " * 50_000), *numbered("k", 2, first=2)])
@@ -186,7 +187,7 @@ async def test_an_event_larger_than_a_batch_still_goes(outbox: Outbox, store: Sq
     assert by_key(to.deliveries) == in_order(["k"], 3)
 
 
-async def test_an_event_of_an_open_transaction_is_not_overtaken(pg: Outbox, store: SqlStore) -> None:
+async def test_an_event_of_an_open_transaction_is_not_overtaken(pg: SqlOutbox, store: SqlStore) -> None:
     """A writer holds its transaction while others commit; its own key comes in order all the same."""
     to = MemoryPublisher()
     async with relay(pg(), stream(to)):
@@ -199,7 +200,7 @@ async def test_an_event_of_an_open_transaction_is_not_overtaken(pg: Outbox, stor
     assert by_key(to.deliveries) == in_order(["a", "b"], 50) | in_order(["slow"], 2)
 
 
-async def test_a_rolled_back_event_is_never_published(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_rolled_back_event_is_never_published(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
 
     class Regret(Exception):
@@ -219,7 +220,7 @@ async def test_a_rolled_back_event_is_never_published(outbox: Outbox, store: Sql
     assert by_key(to.deliveries) == {"k": [4]}
 
 
-async def test_drain_waits_for_what_was_written_before(outbox: Outbox, store: SqlStore) -> None:
+async def test_drain_waits_for_what_was_written_before(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     async with relay(outbox(), stream(to)) as running:
         for first in range(1, 11):
@@ -230,7 +231,7 @@ async def test_drain_waits_for_what_was_written_before(outbox: Outbox, store: Sq
 
 
 async def test_drain_is_not_deceived_by_a_poll_that_is_under_way(
-    sqlite: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    sqlite: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = MemoryPublisher()
     own = sqlite()
@@ -258,7 +259,7 @@ async def test_drain_is_not_deceived_by_a_poll_that_is_under_way(
         assert len(to.deliveries) == 1
 
 
-async def test_a_relay_takes_no_more_slots_than_its_destination_serves(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_relay_takes_no_more_slots_than_its_destination_serves(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher(features=PublisherFeatures(slots=2))
     to.hold()
     await store.add([event for shard in range(SHARDS) for event in numbered(key_of(shard), 3)])
@@ -270,7 +271,7 @@ async def test_a_relay_takes_no_more_slots_than_its_destination_serves(outbox: O
         await to.wait_for(3 * SHARDS)
 
 
-async def test_a_relay_can_be_started_again(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_relay_can_be_started_again(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     again = relay(outbox(), stream(to))
     for first in (1, 2):
@@ -280,16 +281,16 @@ async def test_a_relay_can_be_started_again(outbox: Outbox, store: SqlStore) -> 
     assert by_key(to.deliveries) == in_order(["k"], 2)
 
 
-async def test_a_relay_that_runs_is_not_started_twice(sqlite: Outbox, store: SqlStore) -> None:
+async def test_a_relay_that_runs_is_not_started_twice(sqlite: SqlOutbox, store: SqlStore) -> None:
     async with relay(sqlite(), stream(MemoryPublisher())) as running:
         with pytest.raises(ValueError, match="runs already"):
             await running.start()
 
 
 async def test_a_drain_outlives_a_worker_that_fails(
-    outbox: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    sql: SqlOutbox, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, to = outbox(), MemoryPublisher()
+    own, to = sql(), MemoryPublisher()
     poll, failed = own.poll, asyncio.Event()
 
     async def fail_once(*arguments: Any) -> Work:

@@ -10,13 +10,23 @@ import pytest
 from pillarbox.errors import Reject
 from pillarbox.event import Event, Status
 from pillarbox.publishers.handlers import Handlers
+from pillarbox.store import Store
 from pillarbox.stores.sql import SqlStore
-from tests.integration.relays import Outbox, in_order, mixed, number, numbered, relay, settled, stream
+from tests.integration.relays import (
+    SqlOutbox,
+    in_order,
+    mixed,
+    number,
+    numbered,
+    relay,
+    settled,
+    stream,
+)
 
 pytestmark = pytest.mark.asyncio
 
 
-async def test_handlers_are_called_in_order_per_key(outbox: Outbox, store: SqlStore) -> None:
+async def test_handlers_are_called_in_order_per_key(sql: SqlOutbox, store: Store) -> None:
     handlers = Handlers()
     seen: dict[str | None, list[int]] = {}
     threads: set[int] = set()
@@ -35,14 +45,14 @@ async def test_handlers_are_called_in_order_per_key(outbox: Outbox, store: SqlSt
     for first in (1, 11):
         await store.add(mixed(keys, 5, first=first))
         await store.add(mixed(keys, 5, first=first + 5, type="order.paid"))
-    async with relay(outbox(), stream(handlers)):
+    async with relay(sql(), stream(handlers)):
         await settled(store, {Status.PUBLISHED: 160})
     assert seen == in_order(keys, 20)
     assert threading.get_ident() not in threads
 
 
 async def test_a_handler_that_fails_holds_its_key_and_one_that_rejects_ends_its_event(
-    outbox: Outbox, store: SqlStore
+    sql: SqlOutbox, store: Store
 ) -> None:
     handlers = Handlers()
     seen: list[int] = []
@@ -59,12 +69,12 @@ async def test_a_handler_that_fails_holds_its_key_and_one_that_rejects_ends_its_
         seen.append(number(event))
 
     await store.add(numbered("k", 6))
-    async with relay(outbox(), stream(handlers)):
+    async with relay(sql(), stream(handlers)):
         await settled(store, {Status.PUBLISHED: 5, Status.DEAD: 1})
     assert seen == [1, 2, 3, 5, 6]
 
 
-async def test_events_go_to_a_file(sqlite: Outbox, store: SqlStore, tmp_path: Path) -> None:
+async def test_events_go_to_a_file(sqlite: SqlOutbox, store: SqlStore, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     keys = ["a", "b", "c"]
     await store.add(mixed(keys, 20))

@@ -9,10 +9,12 @@ from pillarbox.event import Event, Status
 from pillarbox.publisher import Outcome, outage, rejected, retry
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed
-from pillarbox.stores.sql import SqlStore
+from pillarbox.store import Store
 from tests.integration.relays import (
     STREAM,
     Outbox,
+    SqlOutbox,
+    attempts,
     by_key,
     copies,
     counts,
@@ -20,8 +22,8 @@ from tests.integration.relays import (
     in_order,
     key_of,
     mixed,
+    move,
     numbered,
-    query,
     relay,
     settled,
     stream,
@@ -33,12 +35,12 @@ pytestmark = pytest.mark.asyncio
 NEVER = Fixed(3600.0)
 
 
-async def due(store: SqlStore) -> None:
+async def due(store: Store) -> None:
     """The time of every retry has come."""
-    await store._db.execute(store._statement("UPDATE {blocked_key} SET next_attempt_at = {now}"))
+    await move(store, "blocked_key", "next_attempt_at", 0.0)
 
 
-async def test_a_failed_key_holds_only_its_key_and_goes_on_in_order(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_failed_key_holds_only_its_key_and_goes_on_in_order(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key="bad")
     await store.add(mixed(["bad", "good"], 10))
@@ -56,10 +58,11 @@ async def test_a_failed_key_holds_only_its_key_and_goes_on_in_order(outbox: Outb
         await to.wait_for(27)
         await settled(store, {Status.PUBLISHED: 27})
     assert by_key(to.deliveries) == in_order(["good"], 12) | in_order(["bad"], 15)
-    assert not await query(store, "SELECT key FROM {blocked_key}")
+    await store.join(STREAM, "heir", 60)
+    assert not [key for grant in await store.take(STREAM, "heir", 4, 60) for key in await store.keys_aside(grant)]
 
 
-async def test_attempts_are_counted_and_the_last_one_kills(outbox: Outbox, store: SqlStore) -> None:
+async def test_attempts_are_counted_and_the_last_one_kills(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     for error in ("first", "second", "third"):
         to.fail_next(retry(error), key="k")
@@ -73,17 +76,17 @@ async def test_attempts_are_counted_and_the_last_one_kills(outbox: Outbox, store
     assert [(line["attempts"], line["error"]) for line in letter.errors] == [(1, "first"), (2, "second"), (3, "third")]
 
 
-async def test_attempts_that_ended_well_are_counted_too(outbox: Outbox, store: SqlStore) -> None:
+async def test_attempts_that_ended_well_are_counted_too(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key="k", times=2)
     await store.add(numbered("k", 2))
     async with relay(outbox(), stream(to)):
         await to.wait_for(2)
         await settled(store, {Status.PUBLISHED: 2})
-    assert await query(store, "SELECT attempts FROM {event} ORDER BY seq") == [(3,), (1,)]
+    assert await attempts(store) == [3, 1]
 
 
-async def test_an_event_without_key_is_retried_by_itself(outbox: Outbox, store: SqlStore) -> None:
+async def test_an_event_without_key_is_retried_by_itself(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(retry("busy"), type="slow", times=2)
     slow = make_event(key=None, stream=STREAM, type="slow")
@@ -97,7 +100,7 @@ async def test_an_event_without_key_is_retried_by_itself(outbox: Outbox, store: 
     assert to.deliveries[-1].attempts == 2
 
 
-async def test_an_event_can_have_a_limit_of_its_own(outbox: Outbox, store: SqlStore) -> None:
+async def test_an_event_can_have_a_limit_of_its_own(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key="once")
     to.fail_next(retry("busy"), key="often", times=4)
@@ -108,7 +111,7 @@ async def test_an_event_can_have_a_limit_of_its_own(outbox: Outbox, store: SqlSt
     assert by_key(to.deliveries) == {"often": [1]}
 
 
-async def test_a_rejected_event_dies_at_once(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_rejected_event_dies_at_once(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(rejected("too large"), key="k")
     await store.add(numbered("k", 3))
@@ -120,7 +123,7 @@ async def test_a_rejected_event_dies_at_once(outbox: Outbox, store: SqlStore) ->
 
 
 @pytest.mark.parametrize("act", ["replay", "discard"])
-async def test_a_blocked_key_waits_for_its_operator(outbox: Outbox, store: SqlStore, act: str) -> None:
+async def test_a_blocked_key_waits_for_its_operator(outbox: Outbox, store: Store, act: str) -> None:
     to = MemoryPublisher()
     to.fail_next(rejected("bad"), key="k")
     await store.add(numbered("k", 5))
@@ -142,7 +145,7 @@ async def test_a_blocked_key_waits_for_its_operator(outbox: Outbox, store: SqlSt
     assert by_key(to.deliveries)["k"] == [*expected, 7]
 
 
-async def test_a_blocked_key_whose_head_dies_again_waits_again(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_blocked_key_whose_head_dies_again_waits_again(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(rejected("bad"), key="k", times=2)
     await store.add(numbered("k", 3))
@@ -158,7 +161,7 @@ async def test_a_blocked_key_whose_head_dies_again_waits_again(outbox: Outbox, s
     assert by_key(to.deliveries) == in_order(["k"], 3)
 
 
-async def test_a_parked_key_buries_its_successors_until_they_are_replayed(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_parked_key_buries_its_successors_until_they_are_replayed(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(rejected("bad"), key="k")
     await store.add(mixed(["k", "other"], 5))
@@ -175,7 +178,7 @@ async def test_a_parked_key_buries_its_successors_until_they_are_replayed(outbox
     assert by_key(to.deliveries)["k"] == [1, 2, 3, 4, 5, 6, 7]
 
 
-async def test_a_key_that_was_set_aside_by_one_relay_is_known_to_the_next(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_key_that_was_set_aside_by_one_relay_is_known_to_the_next(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key="k")
     await store.add(numbered("k", 3))
@@ -189,7 +192,7 @@ async def test_a_key_that_was_set_aside_by_one_relay_is_known_to_the_next(outbox
     assert by_key(to.deliveries) == in_order(["k"], 5)
 
 
-async def test_a_long_held_key_is_worked_off_in_batches(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_long_held_key_is_worked_off_in_batches(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key="k")
     await store.add(numbered("k", 60))
@@ -202,31 +205,31 @@ async def test_a_long_held_key_is_worked_off_in_batches(outbox: Outbox, store: S
     assert by_key(to.deliveries) == in_order(["k"], 70)
 
 
-async def test_an_outage_charges_nothing_and_passes(outbox: Outbox, store: SqlStore) -> None:
+async def test_an_outage_charges_nothing_and_passes(sql: SqlOutbox, store: Store) -> None:
     to = MemoryPublisher()
     to.down()
     keys = [key_of(shard) for shard in range(4)]
     await store.add(mixed(keys, 10))
-    async with relay(outbox(), stream(to, max_attempts=1)) as running:
+    async with relay(sql(), stream(to, max_attempts=1)) as running:
         await until(lambda: not running._workers[STREAM].breaker.allows(0.0) if running._workers else False)
         assert await counts(store) == {Status.PENDING: 40}
         to.up()
         await to.wait_for(40)
         await settled(store, {Status.PUBLISHED: 40})
     assert by_key(to.deliveries) == in_order(keys, 10)
-    assert await query(store, "SELECT DISTINCT attempts FROM {event}") == [(1,)]
+    assert set(await attempts(store)) == {1}
 
 
-async def test_an_outage_in_the_midst_of_a_retry_charges_nothing(outbox: Outbox, store: SqlStore) -> None:
+async def test_an_outage_in_the_midst_of_a_retry_charges_nothing(sql: SqlOutbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key="k")
     to.fail_next(outage("refused"), key="k", times=3)
     await store.add(numbered("k", 3))
-    async with relay(outbox(), stream(to, max_attempts=2)):
+    async with relay(sql(), stream(to, max_attempts=2)):
         await to.wait_for(3, timeout=30)
         await settled(store, {Status.PUBLISHED: 3})
     assert by_key(to.deliveries) == in_order(["k"], 3)
-    assert await query(store, "SELECT attempts FROM {event} ORDER BY seq") == [(2,), (1,), (1,)]
+    assert await attempts(store) == [2, 1, 1]
 
 
 class Raising(MemoryPublisher):
@@ -244,23 +247,23 @@ class Raising(MemoryPublisher):
 
 
 async def test_a_publisher_that_raises_charges_nothing_and_is_tried_again(
-    outbox: Outbox, store: SqlStore, caplog: pytest.LogCaptureFixture
+    sql: SqlOutbox, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     to = Raising(2)
     await store.add(numbered("k", 3))
-    async with relay(outbox(), stream(to, max_attempts=1)):
+    async with relay(sql(), stream(to, max_attempts=1)):
         await to.wait_for(3, timeout=30)
         await settled(store, {Status.PUBLISHED: 3})
     assert by_key(to.deliveries) == in_order(["k"], 3)
     assert "bug" in {getattr(record, "action", None) for record in caplog.records}
 
 
-async def test_the_circuit_recovers_when_the_shard_of_its_probe_is_lost(outbox: Outbox, store: SqlStore) -> None:
+async def test_the_circuit_recovers_when_the_shard_of_its_probe_is_lost(sql: SqlOutbox, store: Store) -> None:
     """The shard that waits to be the probe is taken by another worker; the others must still be served."""
     to = MemoryPublisher()
     to.down()
     keys = [key_of(shard) for shard in range(4)]
-    async with relay(outbox(), stream(to, slots=1, lease_seconds=30)) as running:
+    async with relay(sql(), stream(to, slots=1, lease_seconds=30)) as running:
         await until(lambda: STREAM in running._workers)
         worker = running._workers[STREAM]
         await store.add(mixed(keys, 3))
@@ -275,7 +278,7 @@ async def test_the_circuit_recovers_when_the_shard_of_its_probe_is_lost(outbox: 
 
 @pytest.mark.parametrize("error", ["nul \x00 byte", "lone \ud800 surrogate", "separators \u2028 \x85 \x1c"])
 async def test_an_error_that_a_database_cannot_store_is_still_written_down(
-    outbox: Outbox, store: SqlStore, error: str
+    outbox: Outbox, store: Store, error: str
 ) -> None:
     to = MemoryPublisher()
     to.fail_next(retry(error), key="k")
@@ -290,7 +293,7 @@ async def test_an_error_that_a_database_cannot_store_is_still_written_down(
     assert len(letter.errors) == 2
 
 
-async def test_an_id_that_died_before_can_die_again(outbox: Outbox, store: SqlStore) -> None:
+async def test_an_id_that_died_before_can_die_again(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(rejected("bad"), key="k", times=2)
     (event,) = numbered("k", 1)
@@ -313,14 +316,14 @@ class Half(MemoryPublisher):
         return [retry("odd") if event.type == "odd" else next(rest) for event in events]
 
 
-async def test_a_users_backoff_that_raises_does_not_publish_the_batch_again(outbox: Outbox, store: SqlStore) -> None:
+async def test_a_users_backoff_that_raises_does_not_publish_the_batch_again(sql: SqlOutbox, store: Store) -> None:
     def broken(attempts: int) -> float:
         raise ZeroDivisionError
 
     to = Half()
     odd = make_event(key=None, stream=STREAM, type="odd")
     await store.add([odd, *(make_event(key=None, stream=STREAM) for _ in range(20))])
-    async with relay(outbox(), stream(to, retry=broken, max_attempts=2)):
+    async with relay(sql(), stream(to, retry=broken, max_attempts=2)):
         await to.wait_for(20)
         await settled(store, {Status.PUBLISHED: 20, Status.DEAD: 1})
     assert copies(to.deliveries) == 0

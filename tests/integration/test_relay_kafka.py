@@ -13,7 +13,16 @@ from confluent_kafka import admin as confluent_admin
 from pillarbox.event import Status
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.stores.sql import SqlStore
-from tests.integration.relays import Outbox, eventually, in_order, mixed, relay, settled, stream, until
+from tests.integration.relays import (
+    SqlOutbox,
+    eventually,
+    in_order,
+    mixed,
+    relay,
+    settled,
+    stream,
+    until,
+)
 from tests.servers import Kafka
 from tests.servers.fixtures import OwnServer
 
@@ -88,7 +97,7 @@ def copies(records: list[Record]) -> int:
     return sum(count - 1 for count in Counter(record.event_id for record in records).values())
 
 
-async def test_every_event_arrives_once_and_in_order(pg: Outbox, store: SqlStore, kafka: Kafka) -> None:
+async def test_every_event_arrives_once_and_in_order(pg: SqlOutbox, store: SqlStore, kafka: Kafka) -> None:
     topic = Topic(kafka)
     await store.add(mixed(KEYS, 50))
     async with relay(pg(), stream(KafkaPublisher(servers=kafka.bootstrap_servers, topic=topic.name), batch=100)):
@@ -97,7 +106,7 @@ async def test_every_event_arrives_once_and_in_order(pg: Outbox, store: SqlStore
     assert numbers(topic.read()) == in_order(KEYS, 100)
 
 
-async def test_a_stop_and_a_start_make_no_copy(pg: Outbox, store: SqlStore, kafka: Kafka) -> None:
+async def test_a_stop_and_a_start_make_no_copy(pg: SqlOutbox, store: SqlStore, kafka: Kafka) -> None:
     topic = Topic(kafka)
     await store.add(mixed(KEYS, 100))
     for goal in (1, 400):
@@ -111,7 +120,7 @@ async def test_a_stop_and_a_start_make_no_copy(pg: Outbox, store: SqlStore, kafk
     assert numbers(topic.read()) == in_order(KEYS, 100)
 
 
-async def test_a_url_is_enough(pg: Outbox, store: SqlStore, kafka: Kafka) -> None:
+async def test_a_url_is_enough(pg: SqlOutbox, store: SqlStore, kafka: Kafka) -> None:
     topic = Topic(kafka)
     await store.add(mixed(KEYS, 2))
     async with relay(pg(), stream(f"{kafka.url}?topic={topic.name}", on_dead="block")):
@@ -120,7 +129,7 @@ async def test_a_url_is_enough(pg: Outbox, store: SqlStore, kafka: Kafka) -> Non
 
 
 async def test_a_broker_that_is_killed_costs_nothing_but_time(
-    pg: Outbox, store: SqlStore, own_server: OwnServer
+    pg: SqlOutbox, store: SqlStore, own_server: OwnServer
 ) -> None:
     server = own_server(Kafka)
     topic = Topic(server)
@@ -143,7 +152,7 @@ async def test_a_broker_that_is_killed_costs_nothing_but_time(
 
 
 async def test_a_broker_that_is_away_at_the_start_is_waited_for(
-    pg: Outbox, store: SqlStore, own_server: OwnServer, caplog: pytest.LogCaptureFixture
+    pg: SqlOutbox, store: SqlStore, own_server: OwnServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = own_server(Kafka)
     topic = Topic(server)

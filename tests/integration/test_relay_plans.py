@@ -12,7 +12,13 @@ from pillarbox.store import Grant
 from pillarbox.stores._id_walk import FIRST_ID, LAST_ID
 from pillarbox.stores.sql import SqlStore, Statement
 from pillarbox.stores.sql.ordered import fence
-from tests.integration.relays import STREAM, Outbox, key_of, mixed, query
+from tests.integration.relays import (
+    STREAM,
+    SqlOutbox,
+    key_of,
+    mixed,
+    query,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -90,21 +96,21 @@ async def explain(store: SqlStore, statement: Statement, **values: Any) -> Expla
     return Explained([json.loads(text)[0]["Plan"] for text in texts], store._names.parts["event"])
 
 
-async def test_a_read_walks_the_ready_index_from_its_head(pg: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_read_walks_the_ready_index_from_its_head(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     plan = await explain(store, store._sql["read"], **fence(grant), limit=BATCH, inline=10**6, floor=0)
     assert store._names.parts["ready_index"] in plan.indexes
     assert "Seq Scan" not in plan.kinds
     assert BATCH <= plan.rows <= 2 * BATCH
 
 
-async def test_a_read_from_a_floor_does_too(pg: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_read_from_a_floor_does_too(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     plan = await explain(store, store._sql["read"], **fence(grant), limit=BATCH, inline=10**6, floor=EVENTS - 1000)
     assert store._names.parts["ready_index"] in plan.indexes
     assert "Seq Scan" not in plan.kinds
     assert plan.rows <= 2 * BATCH
 
 
-async def test_a_poll_touches_one_row_for_each_shard(pg: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_poll_touches_one_row_for_each_shard(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     shards = range(4)
     values = {f"shard_{n}": n for n in shards} | {f"floor_{n}": 0 for n in shards}
     plan = await explain(store, store._poll_statement(4), stream=STREAM, worker="ann", **values)
@@ -113,14 +119,14 @@ async def test_a_poll_touches_one_row_for_each_shard(pg: Outbox, store: SqlStore
     assert plan.rows <= 8
 
 
-async def test_a_poll_of_an_empty_stream_touches_nothing(pg: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_poll_of_an_empty_stream_touches_nothing(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     values = {f"shard_{n}": n for n in range(4)} | {f"floor_{n}": 0 for n in range(4)}
     plan = await explain(store, store._poll_statement(4), stream="empty", worker="ann", **values)
     assert "Seq Scan" not in plan.kinds
     assert plan.rows == 0
 
 
-async def test_a_due_key_is_read_by_its_own_index(pg: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_due_key_is_read_by_its_own_index(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     hold = "UPDATE {event} SET status = 'held' WHERE status = 'pending' AND shard = 0"
     await store._db.execute(store._statement(hold))
     plan = await explain(store, store._sql["read_key"], **fence(grant), key="k4", limit=10, inline=10**6)
@@ -129,7 +135,7 @@ async def test_a_due_key_is_read_by_its_own_index(pg: Outbox, store: SqlStore, g
     assert plan.rows <= 2 * 10
 
 
-async def test_instants_that_have_come_are_found_by_their_index(pg: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_instants_that_have_come_are_found_by_their_index(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     later = "UPDATE {event} SET status = 'scheduled', next_attempt_at = {later:delay} WHERE status = 'pending'"
     await store._db.execute(store._statement(later), delay=3600.0)
     plan = await explain(store, store._sql["due_ids"], stream=STREAM, limit=BATCH)
@@ -142,14 +148,14 @@ async def test_instants_that_have_come_are_found_by_their_index(pg: Outbox, stor
     assert plan.rows <= 500, "those that are due, and nothing else"
 
 
-async def test_promotion_goes_by_the_primary_key(pg: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_promotion_goes_by_the_primary_key(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     ids = [row[0] for row in await query(store, "SELECT id FROM {event} WHERE seq > 19000 LIMIT 20")]
     plan = await explain(store, store._sql["promote"], ids=ids)
     assert "Seq Scan" not in plan.kinds
     assert plan.rows <= 2 * 20
 
 
-async def test_a_settle_goes_by_the_primary_key(pg: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_settle_goes_by_the_primary_key(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     ids = [row[0] for row in await query(store, "SELECT id FROM {event} WHERE seq > 19000 AND shard = 0 LIMIT 20")]
     plan = await explain(store, store._sql["publish_fenced"], **fence(grant), ids=ids)
     assert "Seq Scan" not in plan.kinds
@@ -157,14 +163,16 @@ async def test_a_settle_goes_by_the_primary_key(pg: Outbox, store: SqlStore, gra
 
 
 @pytest.mark.parametrize("bound", ["old", "last"])
-async def test_a_page_of_prune_goes_by_the_primary_key(pg: Outbox, store: SqlStore, grant: Grant, bound: str) -> None:
+async def test_a_page_of_prune_goes_by_the_primary_key(
+    pg: SqlOutbox, store: SqlStore, grant: Grant, bound: str
+) -> None:
     limit = uuid7_floor(4e9) if bound == "old" else LAST_ID
     plan = await explain(store, store._sql["prune_page_by_id"], keep=-3600.0, limit=BATCH, after=FIRST_ID, bound=limit)
     assert "Seq Scan" not in plan.kinds
     assert plan.rows <= 2 * BATCH
 
 
-async def test_a_claim_walks_the_ready_index(pg: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_a_claim_walks_the_ready_index(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     plan = await explain(
         store, store._sql["claim_shard"], stream=STREAM, shard=0, worker="ann", limit=BATCH, seconds=60.0
     )
@@ -173,7 +181,7 @@ async def test_a_claim_walks_the_ready_index(pg: Outbox, store: SqlStore, grant:
     assert plan.rows <= 4 * BATCH
 
 
-async def test_stuck_events_are_found_by_the_leased_index(pg: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_stuck_events_are_found_by_the_leased_index(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     await store.claim(STREAM, 0, "ann", 100, 60.0)
     plan = await explain(store, store._sql["stuck"], stream=STREAM, stuck=-600.0, limit=BATCH)
     assert store._names.parts["leased_index"] in plan.indexes
@@ -182,7 +190,7 @@ async def test_stuck_events_are_found_by_the_leased_index(pg: Outbox, store: Sql
 
 
 async def test_streams_that_wait_are_found_without_counting_their_events(
-    pg: Outbox, store: SqlStore, grant: Grant
+    pg: SqlOutbox, store: SqlStore, grant: Grant
 ) -> None:
     await store.add(mixed(KEYS, 50, stream="another"))
     plan = await explain(store, store._sql["waiting_streams"])
@@ -211,7 +219,7 @@ async def plan_of(store: SqlStore, statement: Statement) -> str:
     ],
 )
 async def test_sqlite_uses_the_index_that_was_made_for_it(
-    sqlite: Outbox, store: SqlStore, grant: Grant, name: str, index: str
+    sqlite: SqlOutbox, store: SqlStore, grant: Grant, name: str, index: str
 ) -> None:
     plan = await plan_of(store, store._sql[name])
     assert store._names.parts[index] in plan
@@ -220,14 +228,14 @@ async def test_sqlite_uses_the_index_that_was_made_for_it(
         assert "USE TEMP B-TREE" not in plan, "the index gives the order"
 
 
-async def test_sqlite_polls_by_indexes_alone(sqlite: Outbox, store: SqlStore, grant: Grant) -> None:
+async def test_sqlite_polls_by_indexes_alone(sqlite: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     plan = await plan_of(store, store._poll_statement(4))
     assert plan.count(store._names.parts["ready_index"]) == 4
     assert f"SCAN {store._names.parts['event']}" not in plan
 
 
 @pytest.mark.parametrize("name", ["publish", "hold", "remove", "promote", "prune_page", "prune"])
-async def test_sqlite_finds_rows_by_id_or_seq(sqlite: Outbox, store: SqlStore, grant: Grant, name: str) -> None:
+async def test_sqlite_finds_rows_by_id_or_seq(sqlite: SqlOutbox, store: SqlStore, grant: Grant, name: str) -> None:
     plan = await plan_of(store, store._sql[name])
     assert f"SEARCH {store._names.parts['event']}" in plan
     assert f"SCAN {store._names.parts['event']}" not in plan

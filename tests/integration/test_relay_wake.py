@@ -12,7 +12,18 @@ from pillarbox.relay.pace import Pace
 from pillarbox.store import Failure, Settlement
 from pillarbox.stores import postgres as postgres_module
 from pillarbox.stores.sql import SqlStore
-from tests.integration.relays import STREAM, Outbox, by_key, eventually, numbered, query, relay, settled, stream, until
+from tests.integration.relays import (
+    STREAM,
+    SqlOutbox,
+    by_key,
+    eventually,
+    numbered,
+    query,
+    relay,
+    settled,
+    stream,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -40,7 +51,7 @@ async def asleep(store: SqlStore, *streams: str) -> None:
 
 
 async def test_an_event_written_while_the_relay_dozes_is_published_at_the_next_look(
-    pg: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    pg: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = Pace.wait
 
@@ -66,7 +77,7 @@ async def test_an_event_written_while_the_relay_dozes_is_published_at_the_next_l
 
 
 async def test_a_relay_that_does_not_ask_is_not_woken(
-    pg: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    pg: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = pg(wake_up=False)
     polls = Polls(own, monkeypatch)
@@ -81,7 +92,7 @@ async def test_a_relay_that_does_not_ask_is_not_woken(
 
 
 async def test_one_stream_that_is_written_to_does_not_wake_another(
-    pg: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    pg: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else every write to a busy stream is a NOTIFY, which serialises the commits of the whole server."""
     told: list[str] = []
@@ -106,7 +117,7 @@ async def test_one_stream_that_is_written_to_does_not_wake_another(
     assert set(told) == {STREAM}
 
 
-async def test_a_relay_whose_listening_connection_is_cut_listens_again(pg: Outbox, store: SqlStore) -> None:
+async def test_a_relay_whose_listening_connection_is_cut_listens_again(pg: SqlOutbox, store: SqlStore) -> None:
     to = MemoryPublisher()
     channel = store._names.parts["channel"]
     listening = f"SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%{channel}%'"
@@ -120,7 +131,7 @@ async def test_a_relay_whose_listening_connection_is_cut_listens_again(pg: Outbo
 
 
 async def test_a_replay_is_found_in_every_stream_however_busy_another_is(
-    pg: Outbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    pg: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that come back below the floor are found by a sweep; each stream must get its own."""
     reader = pg()

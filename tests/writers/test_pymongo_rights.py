@@ -1,4 +1,4 @@
-"""The least rights that a writer needs on MongoDB, tried with a user that has no others."""
+"""The least rights that a writer and a relay need on MongoDB, tried with users that have no others."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,7 +8,10 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from pillarbox import Event, Outbox
-from pillarbox.errors import DuplicateEvent
+from pillarbox.conformance.events import make_event
+from pillarbox.errors import DuplicateEvent, LeaseLost
+from pillarbox.store import Settlement
+from pillarbox.stores.mongo import MongoStore
 from tests.mongo_outbox import MongoOutbox
 from tests.servers import Mongo
 from tests.servers.fixtures import OwnServer
@@ -34,6 +37,7 @@ class Clerk:
     """A user with the rights that he was granted and no others."""
 
     def __init__(self, server: GuardedMongo) -> None:
+        self.server = server
         with MongoClient[Any](server.url) as client:
             # The first user may be made by anybody on the same machine.
             client.admin.command("createUser", "owner", pwd="owner", roles=["root"])
@@ -98,3 +102,30 @@ def test_a_writer_has_the_rights_that_the_page_names(clerk: Clerk) -> None:
     clerk.grant("key_lock", "insert", "update")
     clerk.write(lock_keys=True)
     assert len(clerk.made.events()) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_relay_needs_no_more_than_to_read_and_write(clerk: Clerk, caplog: pytest.LogCaptureFixture) -> None:
+    clerk.admin.command("createUser", "relay", pwd="relay", roles=[{"role": "readWrite", "db": "shop"}])
+    url = clerk.server.url_of("relay").replace("/?", "/shop?")
+    ann, bob = (MongoStore(url, prefix="own", shards=1) for _ in range(2))
+    await ann.migrate()
+    await ann.open()
+    await bob.open()
+    await ann.add([make_event(stream="orders")])
+    await ann.join("orders", "ann", 60)
+    (held,) = await ann.take("orders", "ann", 1, 60)
+    events = await ann.read(held, 10, 1_000_000)
+    await ann.settle(held, Settlement(published=events))
+    # She dies in her next settle: what she left open is ended by whoever takes over, with no right but these.
+    session = ann._settling._open[held].session
+    await ann.renew([held], -1)
+    await session.start_transaction()
+    await ann._db.collection("lease").update_one({"stream": "orders"}, {"$inc": {"turns": 1}}, session=session)
+    (taken,) = await bob.take("orders", "bob", 1, 60)
+    assert taken.token > held.token
+    assert "could not be ended" not in caplog.text
+    with pytest.raises(LeaseLost):
+        await ann.trust(held)
+    await ann.close()
+    await bob.close()

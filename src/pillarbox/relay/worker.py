@@ -11,6 +11,7 @@ from pillarbox.relay.pace import Pace, Patience
 from pillarbox.relay.plan import Rules
 from pillarbox.relay.stream import Stream
 from pillarbox.store import Store, Work
+from pillarbox.tasks import ended
 
 _PROMOTE_LIMIT = 1000
 
@@ -94,8 +95,7 @@ class StreamWorker(ABC):
             self._stop.set()
             self.idle.set()
             await self._finish()
-            renewing.cancel()
-            await asyncio.wait([renewing])
+            await ended(renewing)
             with suppress(StoreDown):
                 await self._set_dozing(False)
                 await self._leave()

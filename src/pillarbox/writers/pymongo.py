@@ -7,7 +7,6 @@ from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from bson import encode
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
@@ -21,10 +20,10 @@ from pymongo.database import Database
 from pymongo.errors import BulkWriteError, ConfigurationError, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from pillarbox.errors import ConfigError, InvalidEvent, NotInTransaction, SchemaError
+from pillarbox.errors import ConfigError, NotInTransaction, SchemaError
 from pillarbox.event import Event, key_hash
 from pillarbox.names import Names
-from pillarbox.stores.mongo.documents import MAX_EVENT_BYTES, to_document
+from pillarbox.stores.mongo.documents import encoded
 from pillarbox.stores.mongo.schema import META_ID, collection
 from pillarbox.writers._statements import duplicate, no_tables, not_in_transaction
 from pillarbox.writing import Asked, Batch, Deferred, Question
@@ -224,7 +223,7 @@ async def _awaited(steps: _Steps[T]) -> T:
 def _write(place: _Place, batch: Batch) -> _Steps[None]:
     _check_transaction(place, batch)  # again: it may have ended before this was awaited
     shards = yield from _shards(place)
-    documents = [_document(event, shards) for event in batch.events]
+    documents = [encoded(event, shards) for event in batch.events]
     if batch.lock_keys:
         yield from _lock_keys(place, batch.events)
     if not batch.ignore_duplicates:
@@ -238,17 +237,6 @@ def _write(place: _Place, batch: Batch) -> _Steps[None]:
             seen.add(event.id)
             added.append((event, document))
     yield from _insert(place, batch, added)
-
-
-def _document(event: Event, shards: int) -> RawBSONDocument:
-    """Encoded here, once: what is too large is refused before anything is sent, and the client's codec has no say."""
-    data = encode(to_document(event, shards), codec_options=_CODEC)
-    if len(data) > MAX_EVENT_BYTES:
-        raise InvalidEvent(
-            f"event {event.id} has {len(data):,} bytes as a document of MongoDB, the limit is {MAX_EVENT_BYTES:,}; "
-            "store the payload elsewhere and send a reference"
-        )
-    return RawBSONDocument(data)
 
 
 def _shards(place: _Place) -> _Steps[int]:

@@ -10,7 +10,7 @@ from pillarbox.event import Event
 from pillarbox.names import Names
 from pillarbox.store import Features
 from pillarbox.stores.mongo.database import MongoDatabase, Session
-from pillarbox.stores.mongo.documents import to_document
+from pillarbox.stores.mongo.documents import encoded
 from pillarbox.stores.mongo.operations import OperationsPart
 from pillarbox.stores.mongo.settling import SettlingSessions
 from pillarbox.stores.mongo.wake import Watcher
@@ -55,6 +55,7 @@ class MongoStore(OperationsPart):
         names = Names(prefix, schema)
         super().__init__(MongoDatabase(url, where, schema or database, names), names, shards=shards, description=where)
         self._announced = set()
+        self._unanswered = {}
         self._opened = 0
         self._settling = SettlingSessions(self._db)
         self._watcher = Watcher(self._db)
@@ -80,13 +81,14 @@ class MongoStore(OperationsPart):
                 await self._db.close()
             raise
         self._opened += 1
-        if on_wake is not None:
+        if on_wake is not None:  # by a relay
+            self._db.warn()
             self._watcher.listen(on_wake)
 
     async def close(self) -> None:
         self._opened = max(0, self._opened - 1)
         if not self._opened:
-            await self._watcher.stop()
+            await self._watcher.close()
             self._settling.close()
             await self._db.close()
 
@@ -100,7 +102,7 @@ class MongoStore(OperationsPart):
     async def add(self, events: Sequence[Event], tx: Any = None) -> None:
         if not events:
             return
-        documents = [to_document(event, self._shards) for event in events]
+        documents = [encoded(event, self._shards) for event in events]
         if tx is not None:
             with self._db.errors():
                 await self._db.collection("event").insert_many(documents, session=tx)

@@ -9,9 +9,10 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 from pillarbox.errors import ConfigError, OldSchema, SchemaError
 from pillarbox.event import Status
 from pillarbox.names import Names
+from pillarbox.stores._errors import keepable
 from pillarbox.stores.mongo import schema
 from pillarbox.stores.mongo.database import MongoDatabase
-from pillarbox.stores.mongo.documents import EPOCH, MAX_ERRORS, Document
+from pillarbox.stores.mongo.documents import EPOCH, MAX_ERROR_LENGTH, MAX_ERRORS, Document
 
 WAITING: Final = ["pending", "failed", "held"]
 _NAMESPACE_EXISTS: Final = 48
@@ -34,6 +35,10 @@ def past(field: str, seconds: float = 0.0) -> Document:
 def literal(value: Any) -> Document:
     """A value in a pipeline, where a text that begins with $ would be a field."""
     return {"$literal": value}
+
+
+def kept(error: str) -> str:
+    return keepable(error)[:MAX_ERROR_LENGTH]
 
 
 def history(entry: Mapping[str, Any]) -> Document:

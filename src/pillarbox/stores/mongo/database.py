@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import Final, TypeAlias, TypeVar
 
@@ -56,9 +56,11 @@ _UNAUTHORIZED: Final = 13
 _VALIDATION: Final = 121
 # No such collection; an index that a read names is not there.
 _SCHEMA: Final = (26, 2)
-# The server, an election or another transaction was in the way; the same can succeed a moment later.
+# The server, an election or another transaction was in the way, or a cursor is gone with the node that had it; the same
+# can succeed a moment later.
 _PASSING: Final = frozenset(
-    {6, 7, 24, 46, 50, 64, 89, 91, 100, 112, 134, 189, 202, 211, 217, 225, 239, 244, 246, 251, 262, 263, 290, 317}
+    {43, 133, 175, 237, 261, 282, 365}
+    | {6, 7, 24, 46, 50, 64, 89, 91, 100, 112, 134, 189, 202, 211, 217, 225, 239, 244, 246, 251, 262, 263, 290, 317}
     | {9001, 10107, 11600, 11601, 11602, 13435, 13436}
 )
 _PASSING_LABELS: Final = ("TransientTransactionError", "UnknownTransactionCommitResult", "RetryableWriteError")
@@ -119,9 +121,12 @@ class MongoDatabase:
                 write_concern=_MAJORITY,
                 read_concern=ReadConcern("majority" if self.replicated else "local"),
             )
-            if not self.replicated and not self._warned:
-                log.warning(STANDALONE, self.name, extra={"action": "standalone"})
-                self._warned = True
+
+    def warn(self) -> None:
+        """Say once what is weaker on a server without transactions."""
+        if not self.replicated and not self._warned:
+            log.warning(STANDALONE, self.name, extra={"action": "standalone"})
+            self._warned = True
 
     async def close(self) -> None:
         client, self._client, self._database = self._client, None, None
@@ -248,12 +253,15 @@ class MongoDatabase:
 
 
 async def _to_its_end(work: Awaitable[T]) -> T:
-    """A transaction that is called back half-way would stay open on the server, or commit nobody knows when."""
+    """A transaction that is called back half-way, however often, would stay open on the server, or commit nobody knows
+    when."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
         raise
 
 

@@ -5,9 +5,13 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from bson import Binary, Timestamp
-from bson.binary import UUID_SUBTYPE
+from bson import Binary, Timestamp, encode
+from bson.binary import UUID_SUBTYPE, UuidRepresentation
+from bson.codec_options import CodecOptions
+from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
 
+from pillarbox.errors import InvalidEvent
 from pillarbox.event import NO_HEADERS, Event, Status, key_hash
 from pillarbox.stores._uuids import uuid_of
 
@@ -43,9 +47,11 @@ _MOVED: Final = (
     "lease_token",
     *_OPTIONAL,
 )
+_CODEC: Final[CodecOptions[Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# The most of an error history that is kept; the oldest are worth most.
+# The most of an error history that is kept; the oldest are worth most. All of it fits beside the largest event.
 MAX_ERRORS: Final = 20
+MAX_ERROR_LENGTH: Final = 2000
 # What an event may have for itself of the 16 MB of a document: the rest is for what becomes of it.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024 - 256 * 1024
 
@@ -79,6 +85,20 @@ def to_document(event: Event, shards: int) -> Document:
     if event.available_at is not None:
         document["next_attempt_at"] = event.available_at
     return document
+
+
+def encoded(event: Event, shards: int) -> RawBSONDocument:
+    """What to insert, in bytes: what does not fit is refused before anything is sent, and no codec has a say."""
+    try:
+        data = encode(to_document(event, shards), codec_options=_CODEC)
+    except (BSONError, OverflowError) as error:
+        raise InvalidEvent(f"event {event.id} cannot be a document of MongoDB: {type(error).__name__}") from None
+    if len(data) > MAX_EVENT_BYTES:
+        raise InvalidEvent(
+            f"event {event.id} has {len(data):,} bytes as a document of MongoDB, the limit is {MAX_EVENT_BYTES:,}; "
+            "store the payload elsewhere and send a reference"
+        )
+    return RawBSONDocument(data)
 
 
 def to_event(document: Mapping[str, Any], status: Status) -> Event:

@@ -19,6 +19,8 @@ class OperationsPart(FindingPart):
     """The part of a store on MongoDB for everything around the relay's own work."""
 
     async def prune_published(self, keep_seconds: float, limit: int, after: UUID | None = None) -> Page:
+        if limit <= 0:
+            return Page(0, None)
         walk = IdWalk((await self._db.clock()).timestamp(), keep_seconds, after)
         events = self._db.collection("event")
         with self._db.errors():
@@ -35,6 +37,8 @@ class OperationsPart(FindingPart):
         return Page(deleted, walk.next([row["_id"] for row in rows], limit))
 
     async def prune_dead(self, keep_seconds: float, limit: int) -> int:
+        if limit <= 0:
+            return 0
         letters = self._db.collection("dead_letter")
         own = {"stream": "$stream", "shard": "$shard", "key": "$key"}
         same = [{"$eq": [f"${name}", f"$$own.{name}"]} for name in own]

@@ -1,210 +1,27 @@
-"""Ordered streams on MongoDB: shards that are owned, and turns on them."""
+"""Ordered streams on MongoDB: turns on the shards that are owned."""
 
 from collections.abc import Collection as Several
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pymongo import ReturnDocument, UpdateOne
-from pymongo.errors import BulkWriteError
+from pymongo import UpdateOne
 
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
-from pillarbox.store import PARKED, Aside, Failure, Grant, KeyRun, Settlement, Work
-from pillarbox.stores._errors import error_entry, keepable
-from pillarbox.stores.mongo.collections import (
-    WAITING,
-    CollectionsPart,
-    history,
-    later,
-    later_or_never,
-    literal,
-    past,
-    status_of,
-)
+from pillarbox.store import PARKED, Aside, Failure, Grant, KeyRun, Settlement
+from pillarbox.stores._errors import error_entry
+from pillarbox.stores.mongo.collections import WAITING, history, kept, later_or_never, literal, past, status_of
 from pillarbox.stores.mongo.database import Session
 from pillarbox.stores.mongo.documents import Document, from_ids, to_dead_letter, to_event
-from pillarbox.stores.mongo.settling import SettlingSessions
+from pillarbox.stores.mongo.ownership import OwnershipPart, fence, lost
 
-_LONG_AGO_SECONDS: Final = 86_400.0
-# So many of the oldest events tell which shards have work; only behind more than these a shard can be hidden.
-_POLLED: Final = 64
 _USUAL_BYTES: Final = 1000.0
-_FREE: Final[Document] = {"$or": [{"owner": None}, {"$expr": {"$lt": ["$lease_until", "$$NOW"]}}]}
 
 
-def fence(grant: Grant) -> Document:
-    """The condition that proves ownership."""
-    return {"stream": grant.stream, "shard": grant.shard, "token": grant.token, "owner": grant.worker}
-
-
-def lost(grant: Grant) -> LeaseLost:
-    return LeaseLost(f"worker {grant.worker} no longer owns shard {grant.shard} of stream '{grant.stream}'")
-
-
-class OrderedPart(CollectionsPart):
+class OrderedPart(OwnershipPart):
     """The part of a store on MongoDB that serves ordered streams."""
 
-    _announced: set[str]
-    _settling: SettlingSessions
     _event_bytes: float = _USUAL_BYTES  # of late, with all that is in a document
-
-    async def join(self, stream: str, worker: str, seconds: float) -> None:
-        with self._db.errors():
-            if stream not in self._announced:
-                await self._announce(stream)
-                self._announced.add(stream)
-            seen = [{"$set": {"seen_until": later(seconds)}}]
-            await self._db.collection("worker").update_one({"stream": stream, "name": worker}, seen, upsert=True)
-
-    async def _announce(self, stream: str) -> None:
-        await self._db.collection("stream").update_one(
-            {"_id": stream}, {"$setOnInsert": {"paused": False}}, upsert=True
-        )
-        fresh = {"$setOnInsert": {"owner": None, "token": 0, "unclean_count": 0}}
-        shards = [UpdateOne({"stream": stream, "shard": shard}, fresh, upsert=True) for shard in range(self._shards)]
-        try:
-            await self._db.collection("lease").bulk_write(shards, ordered=False)
-        except BulkWriteError as error:
-            # Announced by another worker at this moment.
-            if any(each["code"] != 11000 for each in error.details["writeErrors"]):
-                raise
-
-    async def leave(self, stream: str, worker: str) -> None:
-        # Names are never used twice, so those of workers long gone are removed by whoever leaves.
-        gone = [{"name": worker}, past("seen_until", _LONG_AGO_SECONDS)]
-        with self._db.errors():
-            await self._db.collection("worker").delete_many({"stream": stream, "$or": gone})
-
-    async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
-        if limit <= 0:
-            return []
-        grants: list[Grant] = []
-        change = {
-            "unclean_count": {"$add": ["$unclean_count", {"$cond": [{"$eq": ["$owner", None]}, 0, 1]}]},
-            "owner": literal(worker),
-            "token": {"$add": ["$token", 1]},
-            "lease_until": later(seconds),
-            "session": "$$REMOVE",
-        }
-        async with self._db.session() as session:
-            leases = self._db.collection("lease")
-            free = await leases.find({"stream": stream, **_FREE}, session=session).sort("shard").to_list()
-            for lease in free:
-                if len(grants) == limit:
-                    break
-                if lease["owner"] is not None:
-                    await self._settling.end_left_open(lease)
-                seen = {"stream": stream, "shard": lease["shard"], "token": lease["token"], **_FREE}
-                taken = await leases.find_one_and_update(
-                    seen, [{"$set": change}], return_document=ReturnDocument.AFTER, session=session
-                )
-                if taken is not None:
-                    count, suspect = taken["unclean_count"], taken.get("suspect")
-                    grants.append(Grant(stream, lease["shard"], worker, taken["token"], count, suspect))
-        return grants
-
-    async def renew(self, grants: Sequence[Grant], seconds: float) -> Several[Grant]:
-        change = [{"$set": {"lease_until": later(seconds)}}]
-        return [grant for grant in grants if await self._change_lease(grant, change)]
-
-    async def give(self, grants: Sequence[Grant]) -> None:
-        for grant in grants:
-            await self._change_lease(
-                grant, [{"$set": {"owner": None}}, {"$unset": ["lease_until", "suspect", "session"]}]
-            )
-        self._settling.drop(grants)
-
-    async def suspect(self, grant: Grant, event: Event | None) -> None:
-        change: list[Document] = [{"$unset": "suspect"}] if event is None else [{"$set": {"suspect": event.id}}]
-        if not await self._change_lease(grant, change):
-            raise lost(grant)
-
-    async def trust(self, grant: Grant) -> None:
-        if not await self._change_lease(grant, [{"$set": {"unclean_count": 0}}, {"$unset": "suspect"}]):
-            raise lost(grant)
-
-    async def _change_lease(self, grant: Grant, change: Sequence[Mapping[str, Any]]) -> bool:
-        async with self._db.session() as session:
-            done = await self._db.collection("lease").update_one(fence(grant), change, session=session)
-        return bool(done.matched_count)
-
-    async def poll(self, stream: str, worker: str, grants: Sequence[Grant] | None) -> Work:
-        shards = list(range(self._shards)) if grants is None else [grant.shard for grant in grants]
-        found: dict[str, list[Any]] = {}
-        with self._db.errors():
-            cursor = await self._db.collection("stream").aggregate(self._poll_pipeline(stream, worker, shards))
-            async for answer in cursor:
-                for kind, value in answer.items():
-                    found.setdefault(kind, []).append(value)
-            ready = set(found.get("ready", ()))
-            if len(found.get("ready", ())) == _POLLED and (hidden := [each for each in shards if each not in ready]):
-                ready |= await self._ready(stream, hidden)
-        return Work(
-            paused=bool(found.get("paused")),
-            live=found.get("live", [0])[0],
-            rank=found.get("rank", [0])[0],
-            free=found.get("free", [0])[0],
-            ready=frozenset(ready),
-            due=frozenset(found.get("due", ())),
-            scheduled="scheduled" in found,
-            suspects="suspects" in found,
-        )
-
-    def _poll_pipeline(self, stream: str, worker: str, shards: list[int]) -> list[Document]:
-        """Each branch answers in documents of one field, which says what it is."""
-        names = self._db.names
-        alive = {"stream": stream, "$expr": {"$gt": ["$seen_until", "$$NOW"]}}
-        before = {"$cond": [{"$lt": ["$name", literal(worker)]}, 1, 0]}
-        mine = {"stream": stream, "shard": {"$in": shards}}
-        due = {"stream": stream, **past("next_attempt_at")}
-
-        def branch(name: str, *stages: Document) -> Document:
-            return {"$unionWith": {"coll": names[name], "pipeline": list(stages)}}
-
-        def first(name: str, kind: str, match: Document) -> Document:
-            return branch(name, {"$match": match}, {"$limit": 1}, {"$project": {"_id": 0, kind: literal(1)}})
-
-        return [
-            {"$match": {"_id": stream, "paused": True}},
-            {"$project": {"_id": 0, "paused": 1}},
-            branch(
-                "worker",
-                {"$match": alive},
-                {"$group": {"_id": None, "live": {"$sum": 1}, "rank": {"$sum": before}}},
-                {"$unset": "_id"},
-            ),
-            branch("lease", {"$match": {"stream": stream, **_FREE}}, {"$count": "free"}),
-            first("event", "scheduled", {**due, "suspect": {"$ne": True}}),
-            first("event", "suspects", {**due, "suspect": True}),
-            branch(
-                "blocked_key",
-                {"$match": {**mine, **past("next_attempt_at")}},
-                {"$group": {"_id": "$shard"}},
-                {"$project": {"_id": 0, "due": "$_id"}},
-            ),
-            branch(
-                "event",
-                {"$match": {**mine, "status": "pending"}},
-                {"$sort": {"seq": 1}},
-                {"$limit": _POLLED},
-                {"$project": {"_id": 0, "ready": "$shard"}},
-            ),
-        ]
-
-    async def _ready(self, stream: str, shards: Sequence[int]) -> set[int]:
-        """Which of these have pending events, by one step into the index for each."""
-        events = self._db.names["event"]
-        looks: list[list[Document]] = [
-            [
-                {"$match": {"stream": stream, "shard": shard, "status": "pending"}},
-                {"$limit": 1},
-                {"$project": {"_id": 0, "shard": 1}},
-            ]
-            for shard in shards
-        ]
-        others: list[Document] = [{"$unionWith": {"coll": events, "pipeline": look}} for look in looks[1:]]
-        cursor = await self._db.collection("event").aggregate([*looks[0], *others])
-        return {found["shard"] async for found in cursor}
 
     async def keys_aside(self, grant: Grant) -> Several[str]:
         async with self._db.session() as session:
@@ -213,6 +30,8 @@ class OrderedPart(CollectionsPart):
             return {row["key"] async for row in found}
 
     async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        if limit <= 0:
+            return []
         where = {"stream": grant.stream, "shard": grant.shard, "status": "pending"}
         async with self._db.session() as session:
             documents = await self._documents(where, "ready", limit, max_bytes, session)
@@ -248,6 +67,8 @@ class OrderedPart(CollectionsPart):
         return found
 
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        if limit <= 0:
+            return None
         mine = {"stream": grant.stream, "shard": grant.shard}
         async with self._db.session() as session:
             due = await self._db.collection("blocked_key").find_one(
@@ -346,7 +167,7 @@ class OrderedPart(CollectionsPart):
             return
         changes = []
         for failure in failures:
-            error = keepable(failure.error)
+            error = kept(failure.error)
             repeated = {"$and": [{"$eq": ["$status", "failed"]}, {"$eq": ["$attempts", failure.attempts]}]}
             errors = {"$cond": [repeated, "$errors", history(error_entry(error, failure.attempts))]}
             change = {
@@ -363,7 +184,7 @@ class OrderedPart(CollectionsPart):
 
     async def _bury(self, failures: Sequence[Failure], session: Session | None) -> None:
         if failures:
-            rows = {failure.event.id: (failure.attempts, keepable(failure.error)) for failure in failures}
+            rows = {failure.event.id: (failure.attempts, kept(failure.error)) for failure in failures}
             await self._bury_rows(rows, session)
 
     async def _bury_rows(self, rows: Mapping[Any, tuple[int, str]], session: Session | None) -> None:
@@ -382,6 +203,8 @@ class OrderedPart(CollectionsPart):
             await events.delete_many(where, session=session)
 
     async def promote(self, stream: str, limit: int) -> int:
+        if limit <= 0:
+            return 0
         events = self._db.collection("event")
         due = {**past("next_attempt_at"), "status": {"$in": ["scheduled", "failed"]}, "suspect": {"$ne": True}}
         oldest = [("next_attempt_at", 1)]

@@ -7,12 +7,11 @@ from uuid import UUID
 
 from bson import ObjectId
 from pymongo import DeleteOne, UpdateOne
-from pymongo.errors import ConnectionFailure
 
 from pillarbox.event import Status
 from pillarbox.store import Claim, Failure, Rescued, Settlement
-from pillarbox.stores._errors import CRASHED, error_entry, keepable
-from pillarbox.stores.mongo.collections import history, later, later_or_never, literal, past
+from pillarbox.stores._errors import CRASHED, error_entry
+from pillarbox.stores.mongo.collections import history, kept, later, later_or_never, literal, past
 from pillarbox.stores.mongo.database import Session
 from pillarbox.stores.mongo.documents import Document, to_event
 from pillarbox.stores.mongo.ordered import OrderedPart
@@ -39,6 +38,8 @@ _REFUNDED: Final[list[Document]] = [
 class QueuePart(OrderedPart):
     """The part of a store on MongoDB that serves queue streams."""
 
+    _unanswered: dict[str, dict[ObjectId, list[Any]]]  # by stream and mark: what was asked for
+
     async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
         if limit <= 0:
             return []
@@ -50,6 +51,7 @@ class QueuePart(OrderedPart):
         else:
             ready, sort = {"status": "pending"}, "seq"
             where = {"stream": stream, "shard": shard, **ready}
+        await self._give_back_unanswered(stream)
         # Whoever comes first has an event; which of them those were, only this mark tells.
         mark = ObjectId()
         change = {
@@ -67,15 +69,22 @@ class QueuePart(OrderedPart):
             ids = [document["_id"] async for document in cursor]
             if not ids:
                 return []
-            mine = {"_id": {"$in": ids}, **ready}
             try:
-                await events.update_many(mine, [{"$set": change}], session=session)
-            except ConnectionFailure:
-                # The driver does not repeat it by itself; what the first one did is not done again.
-                await events.update_many(mine, [{"$set": change}], session=session)
-            claimed = await events.find({"_id": {"$in": ids}, "claim": mark}, session=session).to_list()
+                await events.update_many({"_id": {"$in": ids}, **ready}, [{"$set": change}], session=session)
+                claimed = await events.find({"_id": {"$in": ids}, "claim": mark}, session=session).to_list()
+            except BaseException:
+                self._unanswered.setdefault(stream, {})[mark] = ids
+                raise
         claims = [Claim(to_event(each, Status.PROCESSING), each["lease_token"]) for each in claimed]
         return sorted(claims, key=lambda claim: claim.event.seq)
+
+    async def _give_back_unanswered(self, stream: str) -> None:
+        """A claim that was made, but whose answer was lost, would wait for the end of its lease with nobody at work."""
+        for mark, ids in list(self._unanswered.get(stream, {}).items()):
+            mine = {"_id": {"$in": ids}, "status": "processing", "claim": mark}
+            async with self._db.session() as session:
+                await self._db.collection("event").update_many(mine, _REFUNDED, session=session)
+            self._unanswered[stream].pop(mark, None)
 
     async def renew_claims(self, claims: Sequence[Claim], seconds: float) -> Several[UUID]:
         events = self._db.collection("event")
@@ -120,6 +129,9 @@ class QueuePart(OrderedPart):
         return len(ids)
 
     async def rescue(self, stream: str, stuck_seconds: float, max_attempts: int, limit: int) -> Rescued:
+        if limit <= 0:
+            return Rescued(0, 0)
+
         async def work(session: Session | None) -> Rescued:
             return await self._rescue(stream, stuck_seconds, max_attempts, limit, session)
 
@@ -167,7 +179,7 @@ def _held(event_id: UUID, token: int) -> Document:
 
 
 def _failed(failure: Failure) -> list[Document]:
-    error = keepable(failure.error)
+    error = kept(failure.error)
     change = {
         "status": "failed",
         "attempts": failure.attempts,

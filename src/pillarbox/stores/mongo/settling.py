@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pymongo.errors import PyMongoError
 
+from pillarbox.errors import StoreDown
 from pillarbox.store import Grant
 from pillarbox.stores.mongo.database import CODEC, MongoDatabase, Session
 from pillarbox.stores.mongo.documents import Document
@@ -15,6 +16,8 @@ from pillarbox.stores.mongo.documents import Document
 log = logging.getLogger("pillarbox.stores.mongo")
 
 T = TypeVar("T")
+
+_INTERRUPTED: Final = 11601
 
 
 @dataclass(slots=True)
@@ -41,11 +44,18 @@ class SettlingSessions:
         if grant not in self._open:
             session = self._db.new_session()
             name = {"$set": {"session": session.session_id["id"]}}
-            self._open[grant] = _Settling(session)
             with self._db.errors():
                 await self._db.collection("lease").update_one(fence, name)
+            # Only now: a session that no lease names would hold up a take-over.
+            self._open[grant] = _Settling(session)
         settling = self._open[grant]
         async with settling.one_at_a_time:
+            try:
+                return await self._db.transact(work, settling.session)
+            except StoreDown as error:
+                if getattr(error.__cause__, "code", None) != _INTERRUPTED:
+                    raise
+            # By a take-over, which may have come before the commit or after it: looking once more tells.
             return await self._db.transact(work, settling.session)
 
     async def end_left_open(self, lease: Document) -> None:

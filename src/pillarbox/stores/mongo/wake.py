@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from pillarbox.errors import PillarboxError
 from pillarbox.stores.mongo.database import MongoDatabase
+from pillarbox.tasks import ended
 
 log = logging.getLogger("pillarbox.stores.mongo")
 
@@ -42,16 +43,24 @@ class Watcher:
         if self._task is None and self._on_wake:
             opened = asyncio.Event()
             self._task = asyncio.create_task(self._watch(opened), name="pillarbox-watch")
+            # Also when it is stopped before it has begun: else this would wait for ever.
+            self._task.add_done_callback(lambda _: opened.set())
             await opened.wait()
+
+    async def close(self) -> None:
+        """Nobody sleeps any more, and nobody is told."""
+        self._sleepers.clear()
+        self._on_wake.clear()
+        await self.stop()
 
     async def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await ended(task)
 
     async def _watch(self, opened: asyncio.Event) -> None:
-        while True:
+        # Not for ever: in an outage the driver can make an error of the cancellation.
+        while self._task is asyncio.current_task():
             try:
                 await self._watch_once(opened)
             except PillarboxError as error:

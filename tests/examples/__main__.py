@@ -1,0 +1,60 @@
+"""`make example NAME=wiki`: an example of examples/ with the servers that it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.mongo_outbox import database_url
+from tests.servers import Kafka, Mongo, MongoStandalone, Server, ServerError, start_all
+
+ROOT = Path(__file__).parents[2]
+
+
+def wiki() -> Sequence[tuple[Sequence[Server], Callable[[], list[str]]]]:
+    one, other = Mongo(), MongoStandalone()
+    return [
+        ([one], lambda: ["examples/wiki/wiki.py", database_url(one.url, "wiki")]),
+        ([other], lambda: ["examples/wiki/wiki.py", database_url(other.url, "wiki"), "--without-transactions"]),
+    ]
+
+
+def video_checkout() -> Sequence[tuple[Sequence[Server], Callable[[], list[str]]]]:
+    mongo, kafka = Mongo(), Kafka()
+    return [
+        (
+            [mongo, kafka],
+            lambda: ["examples/video_checkout/checkout.py", database_url(mongo.url, "video"), kafka.url],
+        )
+    ]
+
+
+EXAMPLES = {each.__name__: each for each in (wiki, video_checkout)}
+
+
+def main(names: Sequence[str]) -> int:
+    if len(names) != 1 or names[0] not in EXAMPLES:
+        known = " or ".join(f"NAME={name}" for name in EXAMPLES)
+        print(f"pillarbox: say which example: make example {known}", file=sys.stderr)
+        return 2
+    for servers, command in EXAMPLES[names[0]]():
+        try:
+            start_all(servers)
+            words = command()  # now that the servers have their ports
+            print("$ python", *words, flush=True)
+            code = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
+        except ServerError as error:
+            print(f"pillarbox: {error}", file=sys.stderr)
+            return 1
+        finally:
+            for server in servers:
+                server.close()
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

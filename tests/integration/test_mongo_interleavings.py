@@ -1,0 +1,127 @@
+"""Two transactions at once on MongoDB, in a chosen order: a store is stopped between two of its commands."""
+
+import asyncio
+import itertools
+import os
+from typing import Any
+
+import pytest
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.errors import AutoReconnect
+
+from pillarbox.conformance import Connect
+from pillarbox.conformance.store_setup import JOBS, LEASE, PAST, SHARDS, STREAM, StoreSetup, ids
+from pillarbox.errors import LeaseLost
+from pillarbox.event import Status
+from pillarbox.store import Failure, Rescued, Settlement
+from pillarbox.stores.mongo import MongoStore
+from tests.integration.mongos import Pause
+from tests.integration.relays import mongo_outbox
+from tests.servers import Mongo
+
+_numbers = itertools.count(1)
+pytestmark = pytest.mark.asyncio
+
+
+class TestMongoInterleavings(StoreSetup):
+    @pytest.fixture
+    def connect(self, mongo: Mongo) -> Connect:
+        outbox = mongo_outbox(mongo.url)
+        prefix = f"lane{os.getpid()}x{next(_numbers)}"
+        return lambda *, shards=SHARDS: outbox(prefix=prefix, shards=shards)
+
+    @pytest.mark.parametrize("after", [False, True], ids=["before the events change", "before the commit"])
+    async def test_a_settle_that_meets_a_take_over_gives_way(
+        self, store: MongoStore, other: MongoStore, monkeypatch: pytest.MonkeyPatch, after: bool
+    ) -> None:
+        grant = await self.own(store)
+        (event,) = await self.write(store, grant, self.event())
+        await store.renew([grant], PAST)
+        await other.join(STREAM, "bob", LEASE)
+        inside = Pause(store, monkeypatch, "_settle", after=after)
+        settling = asyncio.create_task(store.settle(grant, Settlement(published=[event])))
+        await inside.reached()
+        (taken,) = await other.take(STREAM, "bob", SHARDS, LEASE)
+        inside.go.set()
+        with pytest.raises(LeaseLost):
+            await settling
+        assert ids(await self.read(other, taken)) == [event.id]
+        await self.publish(other, taken, event)
+        assert await self.count(store) == {Status.PUBLISHED: 1}
+
+    async def test_of_a_settle_and_a_take_over_at_once_only_one_has_the_event(
+        self, store: MongoStore, other: MongoStore
+    ) -> None:
+        grant, workers = await self.own(store), itertools.count(1)
+        for _ in range(20):
+            (event,) = await self.write(store, grant, self.event())
+            await store.renew([grant], PAST)
+            settled, taken = await asyncio.gather(
+                store.settle(grant, Settlement(published=[event], keep_published=False)),
+                other.take(STREAM, f"w{next(workers)}", SHARDS, LEASE),
+                return_exceptions=True,
+            )
+            assert not isinstance(taken, BaseException)
+            (grant,) = taken
+            left = await self.read(other, grant)
+            assert ids(left) == ([event.id] if isinstance(settled, LeaseLost) else [])
+            await self.publish(other, grant, *left)
+
+    @pytest.mark.parametrize("action", ["replay", "discard"])
+    @pytest.mark.parametrize("first", ["settle", "operator"])
+    async def test_an_operator_and_the_release_of_a_key_lose_nothing(
+        self, store: MongoStore, other: MongoStore, monkeypatch: pytest.MonkeyPatch, first: str, action: str
+    ) -> None:
+        grant, key = await self.own(store), self.key()
+        dead, last = await self.write(store, grant, *self.events(2, key=key))
+        await store.settle(grant, Settlement(dead=[Failure(dead, "refused", 1)]))
+        await self.fail_head(store, grant, last)
+        slow, where = (store, "_release_key") if first == "settle" else (other, "_audit")
+        inside = Pause(slow, monkeypatch, where)
+
+        async def settle() -> Any:
+            return await store.settle(grant, Settlement(published=[last], release=[key]))
+
+        async def operate() -> Any:
+            return await getattr(other, action)([dead.id], "olga")
+
+        begun, late = (settle, operate) if first == "settle" else (operate, settle)
+        one = asyncio.create_task(begun())
+        await inside.reached()
+        two = asyncio.create_task(late())
+        await asyncio.sleep(0.05)
+        inside.go.set()
+        answers = await asyncio.gather(one, two)
+        aside, acted = answers if first == "settle" else answers[::-1]
+        assert acted == 1
+        wanted = [dead.id] if action == "replay" else []
+        run = await self.read_due(store, grant)
+        waiting = ids(run[1]) if run is not None else []
+        assert waiting + ids(await self.read(store, grant)) == wanted, "it waits where somebody looks for it"
+        assert bool(aside) == (run is not None)
+
+    async def test_a_take_whose_second_half_fails_keeps_the_first(
+        self, store: MongoStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await store.join(STREAM, "ann", LEASE)
+        real, calls = AsyncCollection.find_one_and_update, itertools.count(1)
+
+        async def unreliable(*arguments: Any, **named: Any) -> Any:
+            if next(calls) > 2:
+                raise AutoReconnect("cut")
+            return await real(*arguments, **named)
+
+        monkeypatch.setattr(AsyncCollection, "find_one_and_update", unreliable)
+        assert [grant.shard for grant in await store.take(STREAM, "ann", SHARDS, LEASE)] == [0, 1]
+
+    async def test_a_limit_of_nothing_touches_nothing(self, store: MongoStore) -> None:
+        grant = await self.own(store)
+        await self.write(store, grant, *self.events(3))
+        await store.add([self.event(stream=JOBS)])
+        assert len(await store.claim(JOBS, 0, "ann", 1, PAST)) == 1
+        assert await store.read(grant, 0, 1000) == []
+        assert await store.read_due(grant, 0, 1000) is None
+        assert await store.promote(STREAM, 0) == 0
+        assert await store.rescue(JOBS, 600, 5, 0) == Rescued(0, 0)
+        assert await store.prune_dead(PAST, 0) == 0
+        assert (await store.prune_published(PAST, 0)).deleted == 0

@@ -1,0 +1,189 @@
+"""What the hot commands of the store on MongoDB cost: its own commands are recorded, and explained."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pillarbox.store import Failure, Grant, Settlement
+from pillarbox.stores.mongo import MongoStore
+from pillarbox.stores.mongo.database import CODEC
+from tests.integration.mongos import Recorder
+from tests.integration.relays import STREAM, MongoOutbox, key_of, mongo_outbox, move, numbered
+from tests.servers import Mongo
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EVENTS = 20_000
+HELD = 2_000
+BATCH = 50
+HOT = key_of(0)
+_OWN = ("$db", "lsid", "$clusterTime", "txnNumber", "startTransaction", "autocommit", "readConcern", "maxTimeMS")
+
+
+class Recorded:
+    """A large outbox, of which nine tenths are settled, with a blocked hot key; and what the store asks of it."""
+
+    def __init__(self, store: MongoStore, recorder: Recorder, grant: Grant) -> None:
+        self.store, self.recorder, self.grant = store, recorder, grant
+
+    async def explain(self, name: str, collection: str = "event") -> list[dict[str, Any]]:
+        """The statistics of the recorded commands of this name on this collection."""
+        own = self.store._db.names[collection]
+        found = [command for command in self.recorder.take(name) if command[name] == own]
+        assert found, f"no {name} on {own} was sent"
+        return [await self._explain(command) for command in found]
+
+    async def _explain(self, command: dict[str, Any]) -> dict[str, Any]:
+        what = {field: value for field, value in command.items() if field not in _OWN}
+        answer: dict[str, Any] = await self.store._db.opened.command(
+            {"explain": what, "verbosity": "executionStats"}, codec_options=CODEC
+        )
+        self.recorder.sent.clear()
+        return answer
+
+
+def nodes(plan: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(plan, dict):
+        yield plan
+        for name, child in plan.items():
+            # Plans that were tried and lost are told as well.
+            if name not in ("rejectedPlans", "allPlansExecution"):
+                yield from nodes(child)
+    elif isinstance(plan, list):
+        for child in plan:
+            yield from nodes(child)
+
+
+def cost(explained: dict[str, Any]) -> tuple[int, int, set[str]]:
+    """Keys and documents examined, and the indexes that were used; a walk over the collection is one called so."""
+    found = list(nodes(explained))
+    stats = [each for each in found if "totalKeysExamined" in each]
+    indexes = {each["indexName"] for each in found if "indexName" in each}
+    indexes |= {"COLLSCAN" for each in found if each.get("stage") == "COLLSCAN"}
+    return sum(each["totalKeysExamined"] for each in stats), sum(each["totalDocsExamined"] for each in stats), indexes
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def large(mongo: Mongo) -> AsyncIterator[Recorded]:
+    outbox: MongoOutbox = mongo_outbox(mongo.url)
+    with pytest.MonkeyPatch.context() as patch:
+        recorder = Recorder(patch)
+        store = outbox()
+        await store.migrate()
+        await store.open()
+    for shard in range(4):
+        await store.add(numbered(key_of(shard), EVENTS // 4))
+    events = store._db.collection("event")
+    old = [each["_id"] async for each in events.find({}, {"_id": 1}, sort=[("seq", 1)])]
+    settled = {"_id": {"$in": [each for place, each in enumerate(old) if place % 10]}}
+    await events.update_many(settled, [{"$set": {"status": "published", "published_at": "$$NOW"}}])
+    await store.add(numbered(HOT, HELD))
+    await store.add(numbered(key_of(1), HELD, stream="later"))
+    later = {"status": "scheduled", "next_attempt_at": {"$add": ["$$NOW", 3_600_000]}}
+    await events.update_many({"stream": "later"}, [{"$set": later}])
+    await store.join(STREAM, "ann", 600)
+    grant = next(each for each in await store.take(STREAM, "ann", 4, 600) if each.shard == 0)
+    head = await events.find_one({"key": HOT}, {"_id": 1}, sort=[("seq", 1)])
+    assert head is not None
+    await events.update_many({"key": HOT}, {"$set": {"status": "held"}})
+    await store._db.collection("blocked_key").insert_one({"stream": STREAM, "shard": 0, "key": HOT, "mode": "retry"})
+    await move(store, "blocked_key", "next_attempt_at", 0.0)
+    recorder.sent.clear()
+    yield Recorded(store, recorder, grant)
+    await store.close()
+
+
+async def test_a_read_walks_the_ready_index_from_its_head(large: Recorded) -> None:
+    assert len(await large.store.read(large.grant, BATCH, 10**6)) == BATCH
+    (explained,) = await large.explain("find")
+    keys, documents, indexes = cost(explained)
+    assert indexes == {"ready"}
+    assert keys <= BATCH + 1
+    assert documents <= BATCH
+
+
+async def test_a_due_key_is_read_by_the_aside_index(large: Recorded) -> None:
+    run = await large.store.read_due(large.grant, BATCH, 10**6)
+    assert run is not None
+    assert len(run.events) == BATCH
+    (explained,) = await large.explain("find")
+    keys, documents, indexes = cost(explained)
+    assert indexes == {"aside"}
+    assert keys <= 2 * BATCH
+    assert documents <= BATCH
+
+
+async def test_a_poll_looks_at_few_events(large: Recorded) -> None:
+    await large.store.poll(STREAM, "ann", [large.grant])
+    (explained,) = await large.explain("aggregate", "stream")
+    keys, documents, indexes = cost(explained)
+    assert "COLLSCAN" not in indexes
+    assert {"ready", "due"} <= indexes
+    assert keys <= 300
+    assert documents <= 300
+
+
+async def test_what_is_scheduled_for_later_costs_a_poll_nothing(large: Recorded) -> None:
+    await large.store.poll("later", "ann", None)
+    (explained,) = await large.explain("aggregate", "stream")
+    assert cost(explained)[0] <= 50
+
+
+async def test_promotion_finds_only_what_is_due(large: Recorded) -> None:
+    assert await large.store.promote("later", BATCH) == 0
+    (explained,) = await large.explain("find")
+    keys, documents, indexes = cost(explained)
+    assert indexes == {"due"}
+    assert keys <= 2
+    assert documents == 0
+
+
+async def test_a_claim_walks_the_ready_index(large: Recorded) -> None:
+    claims = await large.store.claim(STREAM, 2, "ann", BATCH, 600)
+    assert len(claims) == BATCH
+    first, second = await large.explain("find")
+    keys, _, indexes = cost(first)
+    assert indexes == {"ready"}
+    assert keys <= BATCH + 1
+    assert cost(second)[1] <= BATCH
+    await large.store.rescue(STREAM, 3600, 5, BATCH)
+    (explained,) = await large.explain("find")
+    keys, _, indexes = cost(explained)
+    assert indexes == {"leased"}
+    assert keys <= BATCH + 1
+
+
+async def test_unserved_streams_are_found_in_a_step_for_each(large: Recorded) -> None:
+    assert await large.store.unserved() == ["later"]
+    for explained in await large.explain("find"):
+        keys, documents, indexes = cost(explained)
+        assert "COLLSCAN" not in indexes
+        assert keys <= 2
+        assert documents <= 1
+
+
+async def test_a_page_of_prune_goes_by_the_primary_key(large: Recorded) -> None:
+    page = await large.store.prune_published(-60, BATCH)
+    assert page.deleted > 0
+    (explained,) = await large.explain("find")
+    keys, documents, indexes = cost(explained)
+    assert indexes == {"_id_"}
+    assert keys <= BATCH + 1
+    assert documents <= BATCH
+
+
+async def test_a_prune_of_dead_letters_touches_its_batch(large: Recorded) -> None:
+    store = large.store
+    events = await store.read(large.grant, 4 * BATCH, 10**6)
+    await store.settle(large.grant, Settlement(dead=[Failure(event, "$bad", 1) for event in events]))
+    large.recorder.sent.clear()
+    assert await store.prune_dead(-60, BATCH) == BATCH
+    (explained,) = await large.explain("aggregate", "dead_letter")
+    keys, documents, indexes = cost(explained)
+    assert "died" in indexes
+    assert "COLLSCAN" not in indexes
+    # The server reads a few megabytes ahead of a pipeline's limit: not its batch, but once each.
+    assert keys <= 4 * BATCH
+    assert documents <= 4 * BATCH

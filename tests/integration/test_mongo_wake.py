@@ -1,0 +1,86 @@
+"""A change stream wakes a sleeping relay; whatever befalls it, nothing is lost and it is opened again."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.stores.mongo import MongoStore, wake
+from tests.integration.mongos import failing
+from tests.integration.relays import STREAM, MongoOutbox, mongo_outbox, numbered, relay, stream, until
+from tests.servers import Mongo, MongoStandalone
+
+# The driver leaves the socket of a server that hung up to the garbage collector.
+pytestmark = [pytest.mark.asyncio, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+
+SOON = 5.0  # far below the ten seconds after which a sleeping relay looks by itself
+
+
+@pytest.fixture(scope="module")
+def faulty(mongo: Mongo) -> Iterator[Mongo]:
+    """A server whose commands can be made to fail; ``mongo`` says whether there is one at all."""
+    assert mongo.running
+    with Mongo(settings={"enableTestCommands": "1"}) as server:
+        yield server
+
+
+@pytest.fixture
+def mg(faulty: Mongo) -> MongoOutbox:
+    return mongo_outbox(faulty.url)
+
+
+async def asleep(store: MongoStore) -> None:
+    await until(lambda: store._watcher._sleepers)
+    # The stream is open, and the look that opening it asks for is over.
+    await asyncio.sleep(0.3)
+
+
+async def test_an_event_wakes_a_relay_again_and_again_whatever_befalls_its_stream(
+    faulty: Mongo, mg: MongoOutbox, store: MongoStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wake, "_RETRY_SECONDS", 0.05)
+    caplog.set_level(logging.INFO, logger="pillarbox.stores.mongo")
+    to, own = MemoryPublisher(), mg()
+    async with relay(own, stream(to, poll_limit_seconds=10)):
+        await asleep(own)
+        await store.add(numbered("k", 1))
+        await to.wait_for(1, timeout=SOON)
+        troubles: tuple[dict[str, Any], ...] = ({"closeConnection": True}, {"errorCode": 286}, {"errorCode": 43})
+        for count, trouble in enumerate(troubles, start=2):
+            await asleep(own)
+            with failing(faulty, "getMore", **trouble):
+                # The getMore that waits now ends after a second; the next one meets the trouble.
+                await asyncio.sleep(1.5)
+            await store.add(numbered("k", 1, first=count))
+            await to.wait_for(count, timeout=SOON)
+    assert [record for record in caplog.records if getattr(record, "action", None) == "watch_again"], "history was lost"
+
+
+async def test_a_standalone_server_is_polled_and_told_of_once(
+    mongo_standalone: MongoStandalone, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = mongo_outbox(mongo_standalone.url)
+    store = outbox()
+    await store.migrate()
+    await store.open()
+    await store.close()
+    assert not store.features.wake_up
+    to = MemoryPublisher()
+    async with relay(store, stream(to)):
+        await store.add(numbered("k", 3))
+        await to.wait_for(3)
+    told = [record for record in caplog.records if getattr(record, "action", None) == "standalone"]
+    assert len(told) == 1
+
+
+async def test_a_close_ends_a_doze_that_waits_for_its_stream(mg: MongoOutbox, store: MongoStore) -> None:
+    own = mg()
+    await own.open(on_wake=lambda _: None)
+    dozing = asyncio.create_task(own.doze(STREAM, "ann", True))
+    await asyncio.sleep(0)
+    await own.close()
+    async with asyncio.timeout(SOON):
+        await dozing
