@@ -71,7 +71,7 @@ class TestBatchSize:
     def test_it_shrinks_while_turns_are_slow_but_never_to_nothing(self) -> None:
         batch = BatchSize(2000)
         for _ in range(20):
-            batch.turned(batch.size, 1.5)
+            batch.turned(batch.size, batch.slow_seconds + 0.5)
         assert batch.size == 1
         batch.turned(1, 0.01)
         assert batch.size == 2

@@ -48,7 +48,7 @@ class BatchSize:
 
     limit: int
     quick_seconds: float = 0.25
-    slow_seconds: float = 1.0
+    slow_seconds: float = 2.0
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
