@@ -103,24 +103,29 @@ class PostgresDatabase:
             raise StoreDown(f"{self.name} is closed; open the store first")
         return self._pool
 
+    def _acquire(self) -> Any:
+        # Letting go counts too: after a statement that timed out the driver asks the server to end it, and in a network
+        # that swallows everything it would wait for an answer once more as long.
+        return self._opened().acquire(timeout=_CONNECT_SECONDS)
+
     async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
         with self.errors():
-            async with self._opened().acquire() as connection:
+            async with self._acquire() as connection:
                 return await _Transaction(connection).fetch(statement, **values)
 
     async def execute(self, statement: Statement, **values: Any) -> int:
         with self.errors():
-            async with self._opened().acquire() as connection:
+            async with self._acquire() as connection:
                 return await _Transaction(connection).execute(statement, **values)
 
     async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
         with self.errors():
-            async with self._opened().acquire() as connection:
+            async with self._acquire() as connection:
                 await _Transaction(connection).execute_many(statement, rows)
 
     async def run(self, text: str) -> None:
         with self.errors():
-            async with self._opened().acquire() as connection:
+            async with self._acquire() as connection:
                 await connection.execute(text)
 
     @asynccontextmanager
@@ -128,7 +133,7 @@ class PostgresDatabase:
         with self.errors():
             # Named, because the fences rely on it: each statement must see what was committed before it began.
             async with (
-                self._opened().acquire() as connection,
+                self._acquire() as connection,
                 connection.transaction(isolation="read_committed"),
             ):
                 yield _Transaction(connection)
