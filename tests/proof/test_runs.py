@@ -13,6 +13,8 @@ from proof.runner import Plan, perform
 from proof.worker import POINTS
 from tests.proof.verdict import verdict
 
+pytestmark = pytest.mark.campaign
+
 ALL = [
     Plan(store="postgres", broker="kafka", seconds=15.0, seed=7),
     Plan(store="mongo", broker="kafka", seconds=15.0, seed=7),
