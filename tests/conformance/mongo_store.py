@@ -2,18 +2,24 @@
 
 import itertools
 import os
+from typing import Any
 
 import pytest
+from pymongo import MongoClient
 
 from pillarbox.conformance import Connect, StoreContract
 from pillarbox.conformance.store_setup import PAST, STREAM
+from pillarbox.conformance.store_writing import SchemaTests
 from pillarbox.errors import InvalidEvent
 from pillarbox.event import Status
 from pillarbox.store import Failure, Features, Settlement, Store
 from pillarbox.stores.mongo import MongoStore
 from pillarbox.stores.mongo.documents import MAX_EVENT_BYTES
+from pillarbox.stores.mongo.schema import COLLECTIONS
+from tests.mongo_outbox import database_url
 
 _numbers = itertools.count(1)
+_made: dict[str, str] = {}  # the outbox of a server that tests find empty
 
 
 class MongoStoreContract(StoreContract):
@@ -47,8 +53,17 @@ class MongoStoreContract(StoreContract):
         assert await self.count(store) == {Status.DEAD: 1}
 
 
-def connect_to(url: str) -> Connect:
-    """Stores on an outbox of their own in the database ``contract`` of that server."""
-    prefix = f"contract_{os.getpid()}_{next(_numbers)}"
-    own = url.replace("/?", "/contract?") if "/?" in url else f"{url}contract"
+def connect_to(url: str, test: str) -> Connect:
+    """Stores on an outbox of this test in the database ``contract`` of that server.
+
+    Collections and indexes take longer to make than most tests take: only those about the schema make them anew, the
+    others find them empty.
+    """
+    own = database_url(url, "contract")
+    new = f"contract_{os.getpid()}_{next(_numbers)}"
+    prefix = new if hasattr(SchemaTests, test) else _made.setdefault(own, new)
+    if prefix != new:
+        with MongoClient[dict[str, Any]](own) as client:
+            for name in COLLECTIONS:
+                client.get_default_database()[f"{prefix}_{name}"].delete_many({})
     return lambda *, shards=4: MongoStore(own, prefix=prefix, shards=shards)

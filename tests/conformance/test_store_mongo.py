@@ -7,5 +7,5 @@ from tests.servers import Mongo
 
 class TestMongo(MongoStoreContract):
     @pytest.fixture
-    def connect(self, mongo: Mongo) -> Connect:
-        return connect_to(mongo.url)
+    def connect(self, mongo: Mongo, request: pytest.FixtureRequest) -> Connect:
+        return connect_to(mongo.url, request.node.name)

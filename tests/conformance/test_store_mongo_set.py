@@ -7,5 +7,5 @@ from tests.servers import MongoSet
 
 class TestMongoSet(MongoStoreContract):
     @pytest.fixture
-    def connect(self, mongo_set: MongoSet) -> Connect:
-        return connect_to(mongo_set.url)
+    def connect(self, mongo_set: MongoSet, request: pytest.FixtureRequest) -> Connect:
+        return connect_to(mongo_set.url, request.node.name)

@@ -10,5 +10,5 @@ class TestMongoStandalone(MongoStoreContract):
     features = Features(transactions=False)
 
     @pytest.fixture
-    def connect(self, mongo_standalone: MongoStandalone) -> Connect:
-        return connect_to(mongo_standalone.url)
+    def connect(self, mongo_standalone: MongoStandalone, request: pytest.FixtureRequest) -> Connect:
+        return connect_to(mongo_standalone.url, request.node.name)
