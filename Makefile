@@ -23,7 +23,7 @@ example: env ## run an example against real servers, which it brings itself (NAM
 	@$(PY) -m tests.examples $(NAME)
 
 test: env servers ## the whole suite against real servers, which it brings itself
-	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m 'not campaign'
+	@$(PYTEST) -n 3 --dist loadfile -m 'not campaign'
 
 quick: env ## what runs in under a minute without servers
 	@$(PYTEST) -n 2 tests/unit tests/docs tests/proof -k "not TestOnServers" -m "not campaign"
