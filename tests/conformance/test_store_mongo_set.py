@@ -4,6 +4,9 @@ from pillarbox.conformance import Connect
 from tests.conformance.mongo_store import MongoStoreContract, connect_to
 from tests.servers import MongoSet
 
+# One node runs the same in every suite; three take minutes.
+pytestmark = pytest.mark.campaign
+
 
 class TestMongoSet(MongoStoreContract):
     @pytest.fixture

@@ -157,13 +157,13 @@ def load(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Load]:
 
 def test_contending_writers(mongo: Mongo, load: Callable[..., Load]) -> None:
     running = load(mongo.url)
-    running.go_on(300)
+    running.go_on(150)
     running.check()
 
 
 def test_writers_whose_clocks_are_hours_apart(mongo: Mongo, load: Callable[..., Load]) -> None:
     running = load(mongo.url, ("+1h", "-1h", "+1h", "-1h"))
-    running.go_on(300)
+    running.go_on(150)
     running.check()
     by_own_clock = sorted(running.made.events(), key=lambda event: event["created_at"])
     assert (by_own_clock[-1]["created_at"] - by_own_clock[0]["created_at"]).total_seconds() > 7000
