@@ -1,5 +1,7 @@
 """Outboxes on real databases, for the tests of the relay."""
 
+import itertools
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from pillarbox.store import Store
+from tests.integration.commands import Command
 from tests.integration.relays import (
     MongoOutbox,
     Outbox,
@@ -19,6 +22,7 @@ from tests.integration.relays import (
 )
 from tests.servers import Mongo, Postgres, Server
 
+_numbers = itertools.count(1)
 SQL = ("sqlite", "postgres", "mysql", "mariadb")
 
 
@@ -74,6 +78,28 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     await store.open()
     yield store
     await store.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Command:
+    """The command on two databases, without tables."""
+    if request.param == "sqlite":
+        return Command(tmp_path, f"sqlite:///{tmp_path}/shop.db")
+    server: Postgres = request.getfixturevalue("postgres")
+    return Command(tmp_path, server.url, f"cli_{os.getpid()}_{next(_numbers)}")
+
+
+@pytest.fixture
+def pillarbox(bare: Command) -> Command:
+    assert bare("init").code == 0
+    return bare
+
+
+@pytest.fixture
+def on_sqlite(tmp_path: Path) -> Command:
+    command = Command(tmp_path, f"sqlite:///{tmp_path}/shop.db")
+    assert command("init").code == 0
+    return command
 
 
 @pytest.fixture

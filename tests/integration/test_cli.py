@@ -37,28 +37,6 @@ _numbers = itertools.count(1)
 UNKNOWN = "0192f0c1-7b3a-7c11-8000-5f0e3a2b1c4d"
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Command:
-    """On each database, without tables."""
-    if request.param == "sqlite":
-        return Command(tmp_path, f"sqlite:///{tmp_path}/shop.db")
-    server: Postgres = request.getfixturevalue("postgres")
-    return Command(tmp_path, server.url, f"cli_{os.getpid()}_{next(_numbers)}")
-
-
-@pytest.fixture
-def pillarbox(bare: Command) -> Command:
-    assert bare("init").code == 0
-    return bare
-
-
-@pytest.fixture
-def on_sqlite(tmp_path: Path) -> Command:
-    command = Command(tmp_path, f"sqlite:///{tmp_path}/shop.db")
-    assert command("init").code == 0
-    return command
-
-
 @pytest_asyncio.fixture
 async def store(pillarbox: Command) -> AsyncIterator[Store]:
     """The test's own connection to the outbox of the command."""

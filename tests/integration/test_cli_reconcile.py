@@ -1,14 +1,12 @@
 """``pillarbox reconcile`` on real databases, as a user runs it."""
 
 import itertools
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from tests.integration.commands import Command
-from tests.servers import Postgres
 
 pytestmark = pytest.mark.timeout(120)
 _numbers = itertools.count(1)
@@ -67,28 +65,9 @@ def hanging():
 """
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Command:
-    """On each database, without tables."""
+@pytest.fixture(autouse=True)
+def shop(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
-    if request.param == "sqlite":
-        return Command(tmp_path, f"sqlite:///{tmp_path}/shop.db")
-    server: Postgres = request.getfixturevalue("postgres")
-    return Command(tmp_path, server.url, f"reconcile_{os.getpid()}_{next(_numbers)}")
-
-
-@pytest.fixture
-def pillarbox(bare: Command) -> Command:
-    assert bare("init").code == 0
-    return bare
-
-
-@pytest.fixture
-def on_sqlite(tmp_path: Path) -> Command:
-    (tmp_path / "shop.py").write_text(SHOP)
-    command = Command(tmp_path, f"sqlite:///{tmp_path}/shop.db")
-    assert command("init").code == 0
-    return command
 
 
 def row(check: str, *counts: int, more: bool = False, error: str | None = None) -> dict[str, object]:

@@ -1,13 +1,21 @@
-"""The SQL that `pillarbox migrate --print` gives to those who run it by another tool."""
+"""What `pillarbox migrate --print` gives to those who run it by another tool."""
 
+import json
 import os
+import re
+from typing import Any
 
 import pytest
+from pymongo import MongoClient
+from pymongo.database import Database
 
 from pillarbox.errors import SchemaError
+from pillarbox.stores.mongo import MongoStore
 from pillarbox.stores.mysql import MysqlStore
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.sql import SqlStore
+from tests.mongo_outbox import database_url
+from tests.servers import Mongo
 
 
 def connected(request: pytest.FixtureRequest, database: str) -> SqlStore:
@@ -32,3 +40,53 @@ async def test_the_printed_sql_makes_an_outbox(request: pytest.FixtureRequest, d
     assert store.shards == 8
     assert await store.migrate() == []
     await store.close()
+
+
+def run_as_the_shell_would(script: str, client: MongoClient[dict[str, Any]]) -> None:
+    """A shell for the few calls that a script consists of: their arguments are JSON, and the driver has the same."""
+    first, *lines = script.splitlines()
+    name = re.fullmatch(r"const outbox = db\.getSiblingDB\((.+)\);", first)
+    assert name
+    database: Database[dict[str, Any]] = client[json.loads(name[1])]
+    for line in lines:
+        call = re.fullmatch(r"outbox\.(?:getCollection\(([^)]+)\)\.)?(\w+)\((.*)\);", line)
+        assert call, line
+        collection, method, written = call.groups()
+        values = json.loads(f"[{written}]")
+        match method:
+            case "createCollection":
+                database.create_collection(values[0], **values[1])
+            case "createIndex":
+                database[json.loads(collection)].create_index(list(values[0].items()), **values[1])
+            case "insertOne":
+                database[json.loads(collection)].insert_one(values[0])
+            case other:
+                raise AssertionError(other)
+
+
+def made(database: Database[dict[str, Any]], prefix: str) -> dict[str, Any]:
+    """Collections, their validators and indexes, whatever their prefix."""
+    return {
+        each["name"].removeprefix(prefix): (each["options"], database[each["name"]].index_information())
+        for each in database.list_collections(filter={"name": {"$regex": f"^{prefix}_"}})
+    }
+
+
+@pytest.mark.asyncio
+async def test_the_printed_script_makes_an_outbox_on_mongodb(mongo: Mongo) -> None:
+    url = database_url(mongo.url)
+    printed, migrated = f"printed_{os.getpid()}", f"migrated_{os.getpid()}"
+    store = MongoStore(url, prefix=printed, shards=8)
+    with pytest.raises(SchemaError):
+        await store.open()
+    with MongoClient[dict[str, Any]](url) as client:
+        run_as_the_shell_would(store.script(), client)
+        await store.open()
+        assert store.shards == 8
+        assert await store.migrate() == []
+        await store.close()
+        other = MongoStore(url, prefix=migrated, shards=8)
+        await other.migrate()
+        await other.close()
+        database = client.get_default_database()
+        assert made(database, printed) == made(database, migrated)

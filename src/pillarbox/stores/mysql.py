@@ -14,9 +14,10 @@ from pillarbox.store import Claim, Grant, Rescued, Settlement
 from pillarbox.stores._mysql_dialect import DIALECT
 from pillarbox.stores._mysql_driver import MysqlDatabase, again
 from pillarbox.stores._mysql_url import connect_settings
+from pillarbox.stores._outbox import lost
 from pillarbox.stores._uuids import uuid_of
 from pillarbox.stores.sql import Connection, Names, SqlStore
-from pillarbox.stores.sql.ordered import fence, lost
+from pillarbox.stores.sql.ordered import fence
 from pillarbox.stores.sql.rows import CREATED_AT, HEADERS, ID, OCCURRED_AT, event_from_row
 from pillarbox.stores.sql.statements import SHARED
 

@@ -12,10 +12,11 @@ from pillarbox.errors import ConfigError
 from pillarbox.event import Event, Status
 from pillarbox.store import Claim, Features, Grant, Page, Settlement, Work
 from pillarbox.stores._id_walk import IdWalk
+from pillarbox.stores._outbox import lost
 from pillarbox.stores._postgres_driver import PostgresDatabase, PostgresListener
 from pillarbox.stores._postgres_floor import Floors
 from pillarbox.stores.sql import Connection, Dialect, Names, SqlStore
-from pillarbox.stores.sql.ordered import fence, lost
+from pillarbox.stores.sql.ordered import fence
 from pillarbox.stores.sql.rows import ADDED
 from pillarbox.stores.sql.statements import EVENT_COLUMNS, POLL
 

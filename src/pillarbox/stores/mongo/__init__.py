@@ -56,7 +56,6 @@ class MongoStore(OperationsPart):
         super().__init__(MongoDatabase(url, where, schema or database, names), names, shards=shards, description=where)
         self._announced = set()
         self._unanswered = {}
-        self._opened = 0
         self._settling = SettlingSessions(self._db)
         self._watcher = Watcher(self._db)
         self._wake_up = wake_up
@@ -72,25 +71,16 @@ class MongoStore(OperationsPart):
         return Features(wake_up=self._wake_up and self._db.replicated, transactions=self._db.replicated)
 
     async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
-        """Safe to call several times: relays of one process can share a store. Each call needs a close."""
-        await self._db.open()
-        try:
-            await self._check_schema()
-        except BaseException:
-            if not self._opened:
-                await self._db.close()
-            raise
-        self._opened += 1
+        await super().open()
         if on_wake is not None:  # by a relay
             self._db.warn()
             self._watcher.listen(on_wake)
 
     async def close(self) -> None:
-        self._opened = max(0, self._opened - 1)
-        if not self._opened:
+        if self._opened <= 1:
             await self._watcher.close()
             self._settling.close()
-            await self._db.close()
+        await super().close()
 
     async def doze(self, stream: str, worker: str, asleep: bool) -> None:
         if self.features.wake_up:

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
-from pillarbox.errors import ConfigError, OldSchema, SchemaError
 from pillarbox.event import Status
 from pillarbox.names import Names
 from pillarbox.stores._errors import keepable
+from pillarbox.stores._outbox import OutboxPart
 from pillarbox.stores.mongo import schema
 from pillarbox.stores.mongo.database import MongoDatabase
 from pillarbox.stores.mongo.documents import EPOCH, MAX_ERROR_LENGTH, MAX_ERRORS, Document
@@ -48,28 +48,17 @@ def history(entry: Mapping[str, Any]) -> Document:
     return {"$cond": [{"$gte": [{"$size": errors}, MAX_ERRORS]}, errors, longer]}
 
 
-class CollectionsPart:
+class CollectionsPart(OutboxPart):
     """The part of a store on MongoDB that knows its collections and their version."""
 
+    made_of = "collections"
+    _db: MongoDatabase
+
     def __init__(self, database: MongoDatabase, names: Names, *, shards: int, description: str) -> None:
-        if not 1 <= shards <= 1024:
-            raise ConfigError(f"shards {shards} is out of range; use 1 to 1024 (16 serves most)")
+        super().__init__(names, shards=shards, description=description)
         self._db = database
-        self._names = names
-        self._shards = shards  # of a new outbox; one that exists brings its own
-        self._description = description
-
-    @property
-    def description(self) -> str:
-        """Where the outbox is, without secrets."""
-        return self._description
-
-    @property
-    def shards(self) -> int:
-        return self._shards
 
     def steps(self) -> Sequence[schema.Step]:
-        """Every step of a migration, in order."""
         return schema.STEPS
 
     def script(self, after: int = 0) -> str:
@@ -109,37 +98,12 @@ class CollectionsPart:
             await self._db.opened.command("createIndexes", own, indexes=list(indexes))
 
     async def _version(self) -> int:
-        """The version of what is there, 0 if there is nothing; its number of shards becomes this store's."""
         with self._db.errors():
             found = await self._db.collection("meta").find_one({"_id": schema.META_ID})
         if found is None:
             return 0
         self._shards = found["shards"]
         return int(found["version"])
-
-    def _where(self) -> str:
-        return f"the outbox '{self._names.prefix}' in {self.description}"
-
-    def _refuse_a_newer(self, version: int) -> None:
-        if version > schema.VERSION:
-            raise SchemaError(
-                f"{self._where()} has schema version {version}, this release knows only {schema.VERSION}; "
-                "install a newer pillarbox"
-            )
-
-    async def _check_schema(self) -> None:
-        version = await self._version()
-        where = self._where()
-        if version <= 0:
-            raise SchemaError(
-                f"{where} has no collections yet; make them with `pillarbox init`, or `await store.migrate()`"
-            )
-        self._refuse_a_newer(version)
-        if version < schema.VERSION:
-            raise OldSchema(
-                f"{where} has schema version {version}, not yet {schema.VERSION}; "
-                "run `pillarbox migrate`, or `await store.migrate()`"
-            )
 
 
 def status_of(document: Mapping[str, Any]) -> Status:

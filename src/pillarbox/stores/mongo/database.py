@@ -7,16 +7,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import Final, TypeAlias, TypeVar
 
-from pillarbox.errors import ConfigError, DuplicateEvent, MissingExtra, SchemaError, StoreDown, StoreError
-from pillarbox.names import Names
-from pillarbox.stores.mongo.documents import Document
-from pillarbox.stores.mongo.schema import COLLECTIONS, collection
-
-try:
-    import pymongo
-except ModuleNotFoundError as error:
-    raise MissingExtra("MongoStore", "mongo") from error
-
+import pymongo
 from bson import Timestamp
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
@@ -37,6 +28,11 @@ from pymongo.errors import (
 )
 from pymongo.read_concern import ReadConcern
 
+from pillarbox.errors import ConfigError, DuplicateEvent, SchemaError, StoreDown, StoreError
+from pillarbox.names import Names
+from pillarbox.stores.mongo.documents import Document
+from pillarbox.stores.mongo.schema import COLLECTIONS, collection
+
 log = logging.getLogger("pillarbox.stores.mongo")
 
 T = TypeVar("T")
@@ -50,7 +46,7 @@ CODEC: Final[CodecOptions[Document]] = CodecOptions(uuid_representation=UuidRepr
 _BYTES: Final[CodecOptions[Document]] = CodecOptions(tz_aware=True)
 _MAJORITY: Final = WriteConcern("majority")
 _STEADY: Final = (ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)  # of a transaction
-_DUPLICATE: Final = 11000
+DUPLICATE: Final = 11000
 _AUTHENTICATION: Final = (18, 8000)
 _UNAUTHORIZED: Final = 13
 _VALIDATION: Final = 121
@@ -80,7 +76,7 @@ class MongoDatabase:
         self.database = database
         self.replicated = True  # known once it is open
         self._url = url
-        self._names = names
+        self.names = {name: collection(names, name) for name in (*COLLECTIONS, "meta")}
         self._client: AsyncMongoClient[Document] | None = None
         self._database: AsyncDatabase[Document] | None = None
         self._opening = asyncio.Lock()
@@ -134,7 +130,7 @@ class MongoDatabase:
             await client.close()
 
     def collection(self, name: str) -> Collection:
-        return self.opened[collection(self._names, name)]
+        return self.opened[self.names[name]]
 
     def steady(self, name: str) -> Collection:
         """The collection as it was at one instant, however many pages a read has: a majority read steps forward between
@@ -147,10 +143,6 @@ class MongoDatabase:
         if self._database is None:
             raise StoreDown(f"{self.name} is closed; open the store first")
         return self._database
-
-    @property
-    def names(self) -> dict[str, str]:
-        return {name: collection(self._names, name) for name in COLLECTIONS}
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
@@ -216,7 +208,7 @@ class MongoDatabase:
         except (BulkWriteError, OperationFailure) as error:
             code = _code(error)
             cause = None if isinstance(error, BulkWriteError) else error
-            if isinstance(error, DuplicateKeyError) or code == _DUPLICATE:
+            if isinstance(error, DuplicateKeyError) or code == DUPLICATE:
                 raise DuplicateEvent(
                     "an event with this id is in the outbox already; give another id, or leave it out"
                 ) from None

@@ -10,10 +10,11 @@ from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
 from pillarbox.store import PARKED, Aside, Failure, Grant, KeyRun, Settlement
 from pillarbox.stores._errors import error_entry
+from pillarbox.stores._outbox import lost
 from pillarbox.stores.mongo.collections import WAITING, history, kept, later_or_never, literal, past, status_of
 from pillarbox.stores.mongo.database import Session
 from pillarbox.stores.mongo.documents import Document, from_ids, to_dead_letter, to_event
-from pillarbox.stores.mongo.ownership import OwnershipPart, fence, lost
+from pillarbox.stores.mongo.ownership import OwnershipPart, fence
 
 _USUAL_BYTES: Final = 1000.0
 

@@ -8,11 +8,11 @@ import pymongo
 from pymongo import ReturnDocument, UpdateOne
 from pymongo.errors import BulkWriteError, PyMongoError
 
-from pillarbox.errors import LeaseLost
 from pillarbox.event import Event
 from pillarbox.store import Grant, Work
+from pillarbox.stores._outbox import lost
 from pillarbox.stores.mongo.collections import CollectionsPart, later, literal, past
-from pillarbox.stores.mongo.database import Session
+from pillarbox.stores.mongo.database import DUPLICATE, Session
 from pillarbox.stores.mongo.documents import Document
 from pillarbox.stores.mongo.settling import SettlingSessions
 
@@ -26,10 +26,6 @@ _FREE: Final[Document] = {"$or": [{"owner": None}, {"$expr": {"$lt": ["$lease_un
 def fence(grant: Grant) -> Document:
     """The condition that proves ownership."""
     return {"stream": grant.stream, "shard": grant.shard, "token": grant.token, "owner": grant.worker}
-
-
-def lost(grant: Grant) -> LeaseLost:
-    return LeaseLost(f"worker {grant.worker} no longer owns shard {grant.shard} of stream '{grant.stream}'")
 
 
 class OwnershipPart(CollectionsPart):
@@ -56,7 +52,7 @@ class OwnershipPart(CollectionsPart):
             await self._db.collection("lease").bulk_write(shards, ordered=False)
         except BulkWriteError as error:
             # Announced by another worker at this moment.
-            if any(each["code"] != 11000 for each in error.details["writeErrors"]):
+            if any(each["code"] != DUPLICATE for each in error.details["writeErrors"]):
                 raise
 
     async def leave(self, stream: str, worker: str) -> None:

@@ -79,7 +79,6 @@ def script(database: str, names: Names, shards: int) -> str:
             key, rest = index["key"], {field: value for field, value in index.items() if field != "key"}
             lines.append(f"outbox.getCollection({own}).createIndex({json.dumps(key)}, {json.dumps(rest)});")
     document: dict[str, Any] = {"_id": META_ID, "version": VERSION, "shards": shards}
-    lines.append(
-        f'outbox.getCollection({meta}).insertOne({json.dumps(document)}, {{writeConcern: {{w: "majority"}}}});'
-    )
+    majority = {"writeConcern": {"w": "majority"}}
+    lines.append(f"outbox.getCollection({meta}).insertOne({json.dumps(document)}, {json.dumps(majority)});")
     return "\n".join(lines) + "\n"

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 
 from pillarbox.errors import PillarboxError
 from pillarbox.stores.mongo.database import MongoDatabase
@@ -82,5 +81,4 @@ class Watcher:
 
     def _wake(self, stream: str) -> None:
         for on_wake in self._on_wake:
-            with suppress(Exception):
-                on_wake(stream)
+            on_wake(stream)

@@ -1,6 +1,6 @@
 """What all SQL stores share: the contract in terms of shared statements, and a seam over the driver."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -22,25 +22,8 @@ class SqlStore(OperationsPart):
 
     def __init__(self, database: Database, names: Names, *, shards: int = 16, description: str = "") -> None:
         super().__init__(database, names, shards=shards, description=description)
-        self._opened = 0
         self._announced = set()
         self._polls = {}
-
-    async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
-        """Safe to call several times: relays of one process can share a store. Each call needs a close."""
-        await self._db.open()
-        try:
-            await self._check_schema()
-        except BaseException:
-            if not self._opened:
-                await self._db.close()
-            raise
-        self._opened += 1
-
-    async def close(self) -> None:
-        self._opened = max(0, self._opened - 1)
-        if not self._opened:
-            await self._db.close()
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         return self._db.transaction()

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
 from pillarbox.store import PARKED, Aside, Failure, Grant, KeyRun, Settlement, Work
 from pillarbox.stores._errors import keepable
+from pillarbox.stores._outbox import lost
 from pillarbox.stores.sql.database import Connection
 from pillarbox.stores.sql.rows import ADDED, ID, PAYLOAD, cut, error_line, event_from_row, events_from_rows
 from pillarbox.stores.sql.schema import SchemaPart
@@ -205,7 +205,3 @@ def _failure_row(failure: Failure) -> dict[str, Any]:
     error = keepable(failure.error)
     line = error_line(error, failure.attempts)
     return {"id": failure.event.id, "attempts": failure.attempts, "error": error, "line": line}
-
-
-def lost(grant: Grant) -> LeaseLost:
-    return LeaseLost(f"worker {grant.worker} no longer owns shard {grant.shard} of stream '{grant.stream}'")

@@ -5,8 +5,8 @@ from contextlib import AbstractAsyncContextManager
 from importlib.resources import files
 from typing import ClassVar, NamedTuple
 
-from pillarbox.errors import ConfigError, OldSchema, SchemaError
 from pillarbox.names import Names
+from pillarbox.stores._outbox import OutboxPart
 from pillarbox.stores.sql.database import Connection, Database
 from pillarbox.stores.sql.statements import SHARED, Dialect, Statement
 
@@ -19,29 +19,18 @@ class Migration(NamedTuple):
     statements: Sequence[str]
 
 
-class SchemaPart:
+class SchemaPart(OutboxPart):
     """The part of a SQL store that knows its statements, its tables and their version."""
 
     dialect: ClassVar[Dialect]
     migrations: ClassVar[str]
+    made_of = "tables"
+    _db: Database
 
     def __init__(self, database: Database, names: Names, *, shards: int, description: str) -> None:
-        if not 1 <= shards <= 1024:
-            raise ConfigError(f"shards {shards} is out of range; use 1 to 1024 (16 serves most)")
+        super().__init__(names, shards=shards, description=description)
         self._db = database
-        self._names = names
-        self._shards = shards  # of a new outbox; one that exists brings its own
-        self._description = description
         self._sql = {name: self._statement(template) for name, template in SHARED.items()}
-
-    @property
-    def description(self) -> str:
-        """Where the outbox is, without secrets."""
-        return self._description
-
-    @property
-    def shards(self) -> int:
-        return self._shards
 
     def _statement(self, template: str) -> Statement:
         return Statement(template, self.dialect, self._names.parts)
@@ -101,26 +90,7 @@ class SchemaPart:
             return {}
         return dict(await connection.fetch(self._sql["meta"]))
 
-    def _where(self) -> str:
-        return f"the outbox '{self._names.prefix}' in {self.description}"
-
-    def _refuse_a_newer(self, version: int) -> None:
-        if version > (newest := self.steps()[-1].number):
-            raise SchemaError(
-                f"{self._where()} has schema version {version}, this release knows only {newest}; "
-                "install a newer pillarbox"
-            )
-
-    async def _check_schema(self) -> None:
+    async def _version(self) -> int:
         meta = await self._meta(self._db)
-        version, newest = int(meta.get("schema_version", 0)), self.steps()[-1].number
-        where = self._where()
-        if version == 0:
-            raise SchemaError(f"{where} has no tables yet; make them with `pillarbox init`, or `await store.migrate()`")
-        self._refuse_a_newer(version)
-        if version < newest:
-            raise OldSchema(
-                f"{where} has schema version {version}, not yet {newest}; "
-                "run `pillarbox migrate`, or `await store.migrate()`"
-            )
-        self._shards = int(meta["shards"])
+        self._shards = int(meta.get("shards", self._shards))
+        return int(meta.get("schema_version", 0))
