@@ -183,7 +183,7 @@ class Breaks:
     def clock(self) -> Broken:
         """One relay's clock is an hour off."""
         begun = time.monotonic()
-        worker = self._crew.start_worker(self._detail or self._chance.choice(("+1h", "-1h")))
+        worker = self._crew.start_worker(float(self._detail or self._chance.choice((3600, -3600))))
         while worker.name not in self._crew.taken() and time.monotonic() < begun + 20.0 and not self._healing:
             yield 0.1
         self._note("clock", worker, at=begun)
@@ -282,6 +282,28 @@ class Breaks:
             server.resume()
             self._away.discard("database")
             self._note("database", point="frozen", at=begun)
+
+    def lock(self) -> Broken:
+        """Somebody locks the table of the events, or the whole file, and takes his time."""
+        if "database" in self._away:
+            return
+        self._away.add("database")
+        begun = time.monotonic()
+        with self._database.locked() as is_locked:
+            if is_locked:
+                yield self._chance.uniform(0.3, self._crew.orders.lease_seconds * 1.5)
+        self._away.discard("database")
+        if is_locked:
+            self._note("database", point="locked", at=begun)
+
+    def migration(self) -> Broken:
+        """Of another outbox in the same database, killed while it is made. At the end it is made whole."""
+        begun = time.monotonic()
+        process = self._crew.start_migration(self._chance.uniform(0.0, 0.1))
+        while process.poll() is None:
+            yield 0.1
+        if process.returncode == -signal.SIGKILL:
+            self._note("migration", at=begun)
 
     def network(self) -> Broken:
         """Between one relay and the database."""

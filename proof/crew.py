@@ -1,15 +1,12 @@
 """The processes of a run: relays and writers, started, killed, stopped and ended by their ids."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import distribution
 from pathlib import Path
 
 from proof.databases.base import Database
@@ -92,9 +89,11 @@ class Crew:
         self.orders = orders
         self.workers: list[Worker] = []
         self.writers: list[Client] = []
+        self.migrated: dict[str, subprocess.Popen[bytes]] = {}  # by the prefix of their tables
+        self._taken: dict[str, tuple[int, float]] = {}  # how much of a trace was read, and the last take in it
 
-    def start_worker(self, clock: str | None = None) -> Worker:
-        """``clock``: how far off its clock is, such as ``+1h``."""
+    def start_worker(self, clock: float = 0.0) -> Worker:
+        """``clock``: how many seconds off its clock is."""
         number = len(self.workers) + 1
         name = f"w{number}"
         orders = replace(self.orders, name=name)
@@ -104,30 +103,37 @@ class Crew:
         if self.network.broker:
             to_broker = self.network.broker[number % len(self.network.broker)]
             orders.broker = {**orders.broker, "servers": f"127.0.0.1:{to_broker.port}"}
-        process = self._start("proof.worker", name, worker_argument(orders), _clock(clock))
+        process = self._start("proof.worker", name, worker_argument(orders), clock=clock)
         worker = Worker(name, process, to_database, to_broker)
         self.workers.append(worker)
         return worker
 
-    def start_writer(self, load: Load, clock: str | None = None) -> Client:
-        """``clock``: how far off its clock is, and with it the instants in the ids of its events."""
+    def start_writer(self, load: Load, clock: float = 0.0) -> Client:
+        """``clock``: how many seconds off its clock is, and with it the instants in the ids of its events."""
         load = replace(load, name=f"writer-{len(self.writers) + 1}", seed=load.seed + len(self.writers))
         proxy = self.network.to_database()
         if proxy is not None:
             load.url = self._database.through(proxy.port)
-        process = self._start("proof.writer", load.name, writer_argument(load), _clock(clock))
+        process = self._start("proof.writer", load.name, writer_argument(load), clock=clock)
         client = Client(load.name, process, proxy, load)
         self.writers.append(client)
         return client
 
-    def _start(self, module: str, name: str, argument: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start_migration(self, seconds: float) -> subprocess.Popen[bytes]:
+        """It kills itself after so long."""
+        prefix = f"moved{len(self.migrated) + 1}"
+        arguments = self._database.url, prefix, f"{seconds:.4f}"
+        self.migrated[prefix] = process = self._start("proof.migrator", prefix, *arguments)
+        return process
+
+    def _start(self, module: str, name: str, *arguments: str, clock: float = 0.0) -> subprocess.Popen[bytes]:
+        shifted = ["proof.shifted", str(clock)] if clock else []
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", module, argument],
+                [sys.executable, "-m", *shifted, module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **environment},
             )
 
     def await_start(self, seconds: float = 60.0) -> None:
@@ -148,14 +154,18 @@ class Crew:
 
     def taken(self) -> dict[str, float]:
         """When each relay last took shards, of those that did."""
-        found = {}
-        for worker in self.workers:
+        for worker in self.alive:
             path = self.folder / f"trace-{worker.name}.jsonl"
-            lines = path.read_text().splitlines() if path.exists() else []
-            takes = [line for line in lines if '"kind":"take"' in line and line.endswith("}")]
-            if takes:
-                found[worker.name] = float(json.loads(takes[-1])["at"])
-        return found
+            if not path.exists():
+                continue
+            read, last = self._taken.get(worker.name, (0, 0.0))
+            with path.open("rb") as file:
+                file.seek(read)
+                lines, _, _ = file.read().rpartition(b"\n")
+            takes = [line for line in lines.splitlines() if b'"kind":"take"' in line]
+            last = float(json.loads(takes[-1])["at"]) if takes else last
+            self._taken[worker.name] = read + len(lines) + bool(lines), last
+        return {name: last for name, (_, last) in self._taken.items() if last}
 
     def peak_mb(self) -> float:
         """The most memory that a relay has used."""
@@ -185,9 +195,14 @@ class Crew:
             worker.signal(signal.SIGCONT)
             worker.signal(signal.SIGTERM)
         deadline = time.monotonic() + seconds
-        late = [worker.name for worker in self.workers if not worker.wait(max(0.1, deadline - time.monotonic()))]
+        late = [worker for worker in self.workers if not worker.wait(max(0.1, deadline - time.monotonic()))]
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            for worker in late:
+                worker.signal(number)
+            if late:
+                time.sleep(0.5)
         self.close()
-        return late
+        return [worker.name for worker in late]
 
     def broken(self) -> list[str]:
         """Those that ended in another way than by a SIGTERM or a SIGKILL."""
@@ -199,6 +214,11 @@ class Crew:
         ]
 
     def close(self) -> None:
+        for process in self.migrated.values():
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
         for member in (*self.workers, *self.writers):
             if member.is_alive:
                 member.process.send_signal(signal.SIGCONT)
@@ -215,10 +235,3 @@ def _peak_mb(pid: int) -> float:
     except OSError:  # it ended meanwhile
         return 0.0
     return next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0.0)
-
-
-def _clock(offset: str | None) -> dict[str, str]:
-    if offset is None:
-        return {}
-    library = distribution("libfaketime").locate_file("libfaketime/vendor/libfaketime/src/libfaketime.so.1")
-    return {"LD_PRELOAD": str(library), "FAKETIME": offset, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}

@@ -8,7 +8,7 @@ from proof.history import Fault
 
 # These break nothing that was promised: not one extra copy is theirs. A relay's wrong clock is among them, because
 # every instant is compared by the database's clock or by the monotonic one, and so is what happens to a writer.
-HARMLESS = frozenset({"term", "start", "operator", "poison", "clock", "writer"})
+HARMLESS = frozenset({"term", "start", "operator", "migration", "clock", "writer"})
 OF_THE_BROKER = frozenset({"broker"})
 
 

@@ -112,7 +112,7 @@ class Fault:
     """faults.jsonl: what the injector did. ``until``: when it was healed (same as ``at`` for what is over at once)."""
 
     at: float
-    kind: str  # kill, stop, term, start, database, sessions, failover, broker, proxy:MODE, clock, operator, poison ...
+    kind: str  # kill, stop, term, start, database, sessions, failover, broker, proxy:MODE, clock, operator ...
     worker: str | None = None
     point: str | None = None  # of a kill: where
     until: float = 0.0
@@ -129,6 +129,10 @@ class Sample:
     peak_mb: float
 
 
+# How the names of those counters begin that say how many events are in a state.
+IN_STATE = "in state "
+
+
 @dataclass(slots=True)
 class Final:
     """final.json: the outbox at rest."""
@@ -136,7 +140,7 @@ class Final:
     states: dict[str, str]  # event id -> state, of those that are still there
     dead: dict[str, dict[str, Any]]  # event id -> attempts, error, permanent
     audit: list[dict[str, Any]] = field(default_factory=list)
-    counters: dict[str, int] = field(default_factory=dict)  # what the relays counted
+    counters: dict[str, int] = field(default_factory=dict)  # what the relays counted, and the store
 
 
 _LINES = {

@@ -28,7 +28,7 @@ class Injector(Breaks):
         every_point: bool = False,
     ) -> None:
         """``only``: one kind of fault, again and again; after a colon its points, its clock or what an operator does:
-        ``kill_at_point:settled``, ``stop_at_point:reading,settling``, ``clock:+1h``, ``operator:replay``."""
+        ``kill_at_point:settled``, ``stop_at_point:reading,settling``, ``clock:3600``, ``operator:replay``."""
         only, _, detail = (only or "").partition(":")
         super().__init__(chance, database, kafka, crew, detail)
         self._least, self._every_point = least, every_point
@@ -49,6 +49,8 @@ class Injector(Breaks):
             "scale": (1, self.scale),
             "writer": (1, self.writer),
             "operator": (2, self.operator),
+            "lock": (1, self.lock),
+            "migration": (1, self.migration),
             "broker": (1, self.shut_the_door if self._kafka is None else self.broker),
         }
         if self._database.port is not None:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, Final
+from uuid import UUID
 
 from pillarbox import Event
 from pillarbox.errors import LeaseLost
 from pillarbox.publisher import PUBLISHED, Outcome, Result, rejected, retry
-from pillarbox.store import Failure, Grant, Settlement
+from pillarbox.store import Claim, Failure, Grant, Settlement
 from pillarbox.stores.sql import SqlStore
 
 # A bug of the writers, and not of the relays: what is rolled back leaves its event behind.
@@ -186,13 +187,19 @@ def leases_by_the_workers_clock(store: Any, publisher: Any) -> None:
     store.take = careless
 
 
+def _again(payload: bytes) -> bytes:
+    try:
+        return json.dumps(json.loads(payload), indent=1).encode()
+    except (ValueError, RecursionError):
+        return payload
+
+
 def payload_serialised_again(store: Any, publisher: Any) -> None:
     """The same JSON in other bytes."""
     send = publisher.publish
 
     async def publish(events: Sequence[Event]) -> Sequence[Outcome]:
-        again = [event._replace(payload=json.dumps(json.loads(event.payload), indent=1).encode()) for event in events]
-        outcomes: Sequence[Outcome] = await send(again)
+        outcomes: Sequence[Outcome] = await send([event._replace(payload=_again(event.payload)) for event in events])
         return outcomes
 
     publisher.publish = publish
@@ -270,6 +277,30 @@ def take_over_that_resets_what_is_published(store: Any, publisher: Any) -> None:
     store.take = careless
 
 
+def claim_settled_without_its_token(store: Any, publisher: Any) -> None:
+    """A worker whose event was rescued settles it all the same."""
+    settle_claims = store.settle_claims
+
+    async def careless(claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
+        refused: int = await settle_claims(claims, settlement, refund)
+        if refused:
+            ids = [claim.event.id for claim in claims]
+            rows = await store._db.fetch(store._sql["claimed"], ids=ids)
+            now = {store._as_uuid(row[0]): row[-1] for row in rows}
+            again = [claim._replace(token=now.get(claim.event.id, claim.token)) for claim in claims]
+            await settle_claims(again, settlement, refund)
+        return 0
+
+    store.settle_claims = careless
+
+
+def claim_of_what_another_has(store: Any, publisher: Any) -> None:
+    """What is being worked is claimed as well."""
+    text = """SELECT id FROM {event} WHERE stream = :stream AND shard = :shard AND status IN ('pending', 'processing')
+        ORDER BY seq LIMIT :limit"""
+    store._sql["ready_ids"] = store._statement(text)
+
+
 _OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {
     each.__name__: each
     for each in (
@@ -290,6 +321,8 @@ _OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {
         replay_that_forgets_its_key,
         sent_again_to_be_sure,
         take_over_that_resets_what_is_published,
+        claim_settled_without_its_token,
+        claim_of_what_another_has,
     )
 }
 PLANTED: Final = (*_OF_RELAYS, EVENT_IN_A_TRANSACTION_OF_ITS_OWN)

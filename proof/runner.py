@@ -1,11 +1,13 @@
 """A run: servers, writers, relays and faults for a while, then rest; what it leaves is a history."""
 
+import asyncio
 import platform
 import random
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +15,15 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from pillarbox import __version__
-from proof.content import STREAM
+from pillarbox.errors import PillarboxError
+from proof.content import QUEUE, STREAM, keys_of
 from proof.crew import Crew
 from proof.databases import kind_of
 from proof.databases.base import Database
 from proof.deliveries import from_kafka, from_ledger
-from proof.history import History, Log, Run, save
+from proof.history import IN_STATE, History, Log, Run, save
 from proof.injector import Injector
+from proof.migrator import migrate
 from proof.network import BROKER_PROXIES, Network
 from proof.samples import Samples
 from proof.worker import Orders
@@ -32,6 +36,11 @@ _PARTITIONS: Final = 4
 _REJECTED_BYTES: Final = 300_000
 _TOPIC_BYTES: Final = 200_000
 _KEYS: Final = 24
+_TASKS: Final = 8  # keys of the queue
+_LONG_RUN_SECONDS: Final = 120.0
+_LONG_KEY: Final = "key-long"
+_LONG_HOLD_SECONDS: Final = 45.0
+_CONNECTIONS_BOUND: Final = 150
 _MEMORY_BOUND_MB: Final = 400
 _PATIENT_SECONDS: Final = 60.0
 _QUIET_SAMPLES: Final = 4  # that in a row found nothing waiting: then it is at rest
@@ -39,7 +48,8 @@ _QUIET_SAMPLES: Final = 4  # that in a row found nothing waiting: then it is at 
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be run. ``rejected``, ``flaky`` and ``held`` are shares of the load; none: the usual ones."""
+    """What is to be run. ``rejected``, ``flaky``, ``held`` and ``queued`` are shares of the load, if not the usual
+    ones."""
 
     store: str = "postgres"
     broker: str = "kafka"
@@ -60,8 +70,9 @@ class Plan:
     rejected: float | None = None
     flaky: float | None = None
     held: float | None = None
+    queued: float | None = None
     hold_seconds: float = 2.0  # the longest that a transaction is held open
-    writers_clock: str | None = None  # how far off the first writer's is, such as ``-1h``
+    writers_clock: float = 0.0  # by how many seconds the first writer's is off
 
 
 def _silent(line: str) -> None:
@@ -79,13 +90,16 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
     try:
         if kafka is not None:
             kafka.start()
-        keys = [f"key-{number}" for number in range(_KEYS)]
-        database.prepare(keys)
+        keys = keys_of(STREAM, _KEYS)
+        tasks = keys_of(QUEUE, _TASKS)
+        database.prepare([*keys, *tasks, _LONG_KEY])
         orders = _orders(plan, database, kafka, folder)
         network = Network(database, kafka)
         crew = Crew(folder, orders, database, network)
         for number in range(plan.writers):
-            crew.start_writer(_load(plan, database, folder, keys), plan.writers_clock if number == 0 else None)
+            crew.start_writer(_load(plan, database, folder, keys, tasks), plan.writers_clock if number == 0 else 0.0)
+        if plan.seconds >= _LONG_RUN_SECONDS and database.port is not None:
+            crew.start_writer(_long_load(_load(plan, database, folder, [_LONG_KEY], tasks)))
         for _ in range(plan.workers):
             crew.start_worker()
         crew.await_start()
@@ -99,7 +113,7 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
         _rest(samples, crew, plan)
         samples.close()
         run.settings["late"] = crew.stop_workers()
-        run.settings["broken"] = crew.broken()
+        run.settings["broken"] = crew.broken() + _half_made(database, crew)
         run.ended = time.monotonic()
         tell("collecting the history")
         _collect(database, kafka, folder, run, orders)
@@ -165,7 +179,11 @@ def _run(plan: Plan, database: Database, kafka: Kafka | None, orders: Orders) ->
         "faults": plan.faults,
         "only": plan.only,
         "stream": STREAM,
+        "queue_streams": [QUEUE],
+        "keep_seconds": orders.keep_seconds,
         "memory_bound": _MEMORY_BOUND_MB,
+        "connections_bound": _CONNECTIONS_BOUND,
+        "outage_attempts_bound": orders.slots * orders.batch,
     }
     now = time.monotonic()
     run = Run(plan.seed, plan.store, plan.broker, plan.seconds, versions, settings, planted=plan.planted)
@@ -186,6 +204,17 @@ def commit() -> str:
     return found.stdout.strip()
 
 
+def _half_made(database: Database, crew: Crew) -> list[str]:
+    """The migrations that were killed are run to their end; those that cannot be."""
+    found = []
+    for prefix in crew.migrated:
+        try:
+            asyncio.run(migrate(database.url, prefix))
+        except PillarboxError as error:
+            found.append(f"migration {prefix} ({error})")
+    return found
+
+
 def _broker(plan: Plan, kafka: Kafka | None, folder: Path) -> dict[str, Any]:
     if kafka is None:
         ledger, shut = folder / "ledger.jsonl", folder / "shut"
@@ -197,7 +226,7 @@ def _broker(plan: Plan, kafka: Kafka | None, folder: Path) -> dict[str, Any]:
     return {"kind": "kafka", "servers": kafka.bootstrap_servers, "topic": _TOPIC}
 
 
-def _load(plan: Plan, database: Database, folder: Path, keys: list[str]) -> Load:
+def _load(plan: Plan, database: Database, folder: Path, keys: list[str], tasks: list[str]) -> Load:
     handlers = plan.broker == "handlers"
     load = Load(
         "",
@@ -206,6 +235,7 @@ def _load(plan: Plan, database: Database, folder: Path, keys: list[str]) -> Load
         database.url,
         plan.seed * 1000,
         keys,
+        tasks,
         flaky=0.01 if handlers else 0.0,
         rejected_bytes=50 if handlers else _REJECTED_BYTES,
         # One writer at a time: with less of a pause the relays hardly get their turn.
@@ -216,7 +246,14 @@ def _load(plan: Plan, database: Database, folder: Path, keys: list[str]) -> Load
     load.reject = load.reject if plan.rejected is None else plan.rejected
     load.flaky = load.flaky if plan.flaky is None else plan.flaky
     load.held = load.held if plan.held is None else plan.held
+    load.queued = load.queued if plan.queued is None else plan.queued
     return load
+
+
+def _long_load(load: Load) -> Load:
+    """A client whose transactions stay open while thousands of others commit; on a key of its own, so that it keeps
+    nobody from writing."""
+    return replace(load, held=1.0, hold_seconds=_LONG_HOLD_SECONDS, queued=0.0, rolled_back=0.0, reject=0.0)
 
 
 def _rest(samples: Samples, crew: Crew, plan: Plan) -> None:
@@ -226,6 +263,15 @@ def _rest(samples: Samples, crew: Crew, plan: Plan) -> None:
     samples.quiet, samples.moved = 0, time.monotonic()
     while samples.quiet < _QUIET_SAMPLES and time.monotonic() < samples.moved + plan.stuck_seconds:
         time.sleep(0.05)
+
+
+async def _counted(store: Any) -> dict[str, int]:
+    """What the store says when it is asked how many events are in which state."""
+    found: Counter[str] = Counter()
+    for stream in (STREAM, QUEUE):
+        for status, events in (await store.count(stream)).items():
+            found[f"{IN_STATE}{status}"] += events
+    return dict(found)
 
 
 def _collect(database: Database, kafka: Kafka | None, folder: Path, run: Run, orders: Orders) -> None:
@@ -240,5 +286,7 @@ def _collect(database: Database, kafka: Kafka | None, folder: Path, run: Run, or
         for record in records:
             log.write(record)
         log.close()
-    save(folder, "final", database.final())
+    final = database.final()
+    final.counters = database.ask(_counted)
+    save(folder, "final", final)
     save(folder, "run", run)

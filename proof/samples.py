@@ -26,12 +26,15 @@ class Samples:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(_SECONDS):
+        pause = _SECONDS
+        while not self._stop.wait(pause):
             now = time.monotonic()
             try:
                 waiting, oldest, connections = self._database.sample()
             except Exception:  # away, which is part of the run
                 continue
+            # The longer the table, the longer it takes to count: a small part of the machine is for that.
+            pause = max(_SECONDS, 10 * (time.monotonic() - now))
             self.quiet = 0 if waiting else self.quiet + 1
             if waiting != self._waiting:
                 self._waiting, self.moved = waiting, now

@@ -5,6 +5,7 @@ not in the library, where nothing can switch them on.
 """
 
 import asyncio
+import faulthandler
 import json
 import logging
 import os
@@ -15,16 +16,18 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
+from uuid import UUID
 
 from pillarbox import Event, Handlers, Reject
 from pillarbox.errors import LeaseLost
 from pillarbox.publisher import Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.relay import Fixed, Relay, Stream
-from pillarbox.store import Grant, KeyRun, Page, Settlement, Store
+from pillarbox.store import Claim, Grant, KeyRun, Page, Settlement, Store
 from pillarbox.urls import store_from_url
-from proof.content import STREAM, fingerprint
+from proof.content import QUEUE, STREAM, fingerprint
 from proof.history import Delivery, Log, Trace
 from proof.planted import plant
 
@@ -49,6 +52,7 @@ class Orders:
     slots: int = 4
     batch: int = 500
     prune_seconds: float = 5.0
+    keep_seconds: float = 20.0
     planted: str | None = None
 
 
@@ -80,6 +84,14 @@ class Points:
         self.at(point, random.uniform(0.001, _SOON_SECONDS))
 
 
+class Held(NamedTuple):
+    """By what right a worker has an event: the lease of its shard, or in a queue its own."""
+
+    stream: str
+    shard: int | None
+    token: int
+
+
 class TracedStore:
     """A store that writes down who read, settled, took and lost what."""
 
@@ -88,13 +100,24 @@ class TracedStore:
         self._log = log
         self._worker = worker
         self._points = points
-        self.reader: dict[str, Grant] = {}  # of the first event of what is under way
+        self._claims = count(1)
+        self.held: dict[str, Held] = {}  # by event, of those that are under way
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def _note(self, kind: str, grant: Grant, ids: Sequence[str] = ()) -> None:
-        self._log.write(Trace(time.monotonic(), self._worker, kind, grant.stream, grant.shard, grant.token, ids))
+    def _note(self, kind: str, held: Grant | Held, ids: Sequence[str] = ()) -> None:
+        self._log.write(Trace(time.monotonic(), self._worker, kind, held.stream, held.shard, held.token, ids))
+
+    def note_each(self, kind: str, ids: Sequence[str], outcomes: Sequence[str] = ()) -> None:
+        """One line for all events that are held by the same right."""
+        now = time.monotonic()
+        together: dict[Held, list[int]] = {}
+        for place, event_id in enumerate(ids):
+            together.setdefault(self.held[event_id], []).append(place)
+        for held, places in together.items():
+            told = [outcomes[place] for place in places] if outcomes else ()
+            self._log.write(Trace(now, self._worker, kind, *held, [ids[place] for place in places], told))
 
     async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
         self._points.around("taking")
@@ -134,7 +157,7 @@ class TracedStore:
     def _read(self, grant: Grant, events: Sequence[Event]) -> None:
         ids = _ids(events)
         for event_id in ids:
-            self.reader[event_id] = grant
+            self.held[event_id] = Held(grant.stream, grant.shard, grant.token)
         self._note("read", grant, ids)
 
     async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
@@ -149,9 +172,47 @@ class TracedStore:
             raise
         self._note("settled", grant, ids)
         self._points.at("settled")
-        for event_id in ids:
-            self.reader.pop(event_id, None)
+        self._drop(ids)
         return aside
+
+    def _drop(self, ids: Sequence[str]) -> None:
+        for event_id in ids:
+            self.held.pop(event_id, None)
+
+    async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
+        self._points.at("reading")
+        # Several can be under way at once: each is a reading of its own.
+        reading = Held(stream, -next(self._claims), 0)
+        self._note("read_begin", reading)
+        claims = await self._store.claim(stream, shard, worker, limit, seconds)
+        for claim in claims:
+            self.held[str(claim.event.id)] = Held(stream, None, claim.token)
+        if claims:
+            self._note("read", reading, _ids([claim.event for claim in claims]))
+            self._points.at("read")
+        return claims
+
+    async def renew_claims(self, claims: Sequence[Claim], seconds: float) -> Collection[UUID]:
+        self._points.around("renewing")
+        held = await self._store.renew_claims(claims, seconds)
+        for claim in claims:
+            if claim.event.id not in held:
+                self._note("lost", Held(claim.event.stream, None, claim.token), [str(claim.event.id)])
+        return held
+
+    async def settle_claims(self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
+        back = set(refund)
+        ids = _ids([claim.event for claim in claims if claim.event.id not in back])
+        # Once more, because an event that was lost and claimed again has another token by now.
+        self.held.update((str(each.event.id), Held(each.event.stream, None, each.token)) for each in claims)
+        self.note_each("settle", ids)
+        self._points.around("settling")
+        refused = await self._store.settle_claims(claims, settlement, refund)
+        # Which of them, nobody is told.
+        self.note_each("refused" if refused else "settled", ids)
+        self._points.at("settled")
+        self._drop(_ids([claim.event for claim in claims]))
+        return refused
 
     async def prune_published(self, keep_seconds: float, limit: int, after: Any = None) -> Page:
         self._points.around("pruning")
@@ -161,11 +222,9 @@ class TracedStore:
 class TracedPublisher:
     """A publisher that writes down what it was given and what became of it."""
 
-    def __init__(self, publisher: Publisher, store: TracedStore, log: Log, worker: str, points: Points) -> None:
+    def __init__(self, publisher: Publisher, store: TracedStore, points: Points) -> None:
         self._publisher = publisher
         self._store = store
-        self._log = log
-        self._worker = worker
         self._points = points
 
     @property
@@ -185,19 +244,13 @@ class TracedPublisher:
     async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
         ids = _ids(events)
         self._points.at("before_send")
-        self._note("publish", ids)
+        self._store.note_each("publish", ids)
         self._points.around("sent")
         outcomes = await self._publisher.publish(events)
         results = [str(outcome.result) for outcome in outcomes]
-        self._note("published", ids, results)
+        self._store.note_each("published", ids, results)
         self._points.at("confirmed")
         return outcomes
-
-    def _note(self, kind: str, ids: Sequence[str], outcomes: Sequence[str] = ()) -> None:
-        grant = self._store.reader[ids[0]]
-        self._log.write(
-            Trace(time.monotonic(), self._worker, kind, grant.stream, grant.shard, grant.token, ids, outcomes)
-        )
 
 
 def _ids(events: Sequence[Event]) -> list[str]:
@@ -260,26 +313,46 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     log = Log(Path(orders.folder) / f"trace-{orders.name}.jsonl")
     points = Points()
-    publisher = _publisher(orders)
     store = store_from_url(orders.store)
-    plant(orders.planted, store, publisher)
     traced = TracedStore(store, log, orders.name, points)
-    stream = Stream(
-        STREAM,
-        cast(Publisher, TracedPublisher(publisher, traced, log, orders.name, points)),
-        slots=orders.slots,
-        batch=orders.batch,
-        retry=Fixed(0.3),
-        max_attempts=orders.max_attempts,
-        on_dead=orders.on_dead,
-        lease_seconds=orders.lease_seconds,
-        poll_limit_seconds=0.5,
+
+    publishers = [_publisher(orders), _publisher(orders)]
+    plant(orders.planted, store, publishers[0])
+    to, queue_to = (cast(Publisher, TracedPublisher(each, traced, points)) for each in publishers)
+    limits: dict[str, Any] = {
+        "retry": Fixed(0.3),
+        "max_attempts": orders.max_attempts,
+        "lease_seconds": orders.lease_seconds,
+        "poll_limit_seconds": 0.5,
+    }
+    streams = [
+        Stream(STREAM, to, slots=orders.slots, batch=orders.batch, on_dead=orders.on_dead, **limits),
+        Stream(QUEUE, queue_to, mode="queue", **limits),
+    ]
+    relay = Relay(
+        cast(Store, traced),
+        streams,
+        prune_seconds=orders.prune_seconds,
+        keep_published_seconds=orders.keep_seconds,
+        grace_seconds=10.0,
     )
-    relay = Relay(cast(Store, traced), [stream], prune_seconds=orders.prune_seconds, grace_seconds=10.0)
     relay.name = orders.name  # unique to this start: the traces and the leases say the same
     log.write(Trace(time.monotonic(), orders.name, "start"))
-    asyncio.run(relay.run())
+    asyncio.run(_run(relay))
     log.write(Trace(time.monotonic(), orders.name, "stop"))
+
+
+async def _run(relay: Relay) -> None:
+    """With SIGUSR1 and SIGUSR2 it says where it stands: which is asked of those that do not end."""
+    loop = asyncio.get_running_loop()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+    def tasks(*_: Any) -> None:
+        for task in asyncio.all_tasks(loop):
+            task.print_stack(file=sys.stderr)
+
+    signal.signal(signal.SIGUSR2, tasks)
+    await relay.run()
 
 
 def as_argument(orders: Orders) -> str:

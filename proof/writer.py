@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from proof.content import INVALID
 from proof.databases import kind_of
 from proof.databases.base import Written
 from proof.history import Attempted, Log
@@ -24,12 +25,15 @@ class Load:
     url: str
     seed: int
     keys: list[str] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)
+    queued: float = 0.1  # of events, into the queue
     hot: float = 0.3  # of events on the first key
     rolled_back: float = 0.15
     held: float = 0.01
     hold_seconds: float = 2.0
     reject: float = 0.002
     flaky: float = 0.0
+    invalid: float = 0.01  # of events, before which one is tried that is refused
     rejected_bytes: int = 0
     pause_seconds: float = 0.005
     planted: str | None = None
@@ -53,14 +57,19 @@ def run(load: Load, stop: threading.Event) -> None:
 
 
 def _key(load: Load, chance: random.Random) -> str:
-    return load.keys[0] if chance.random() < load.hot else chance.choice(load.keys)
+    draw = chance.random()
+    if draw < load.queued:
+        return chance.choice(load.tasks)
+    return load.keys[0] if draw < load.queued + load.hot else chance.choice(load.keys)
 
 
 def _wanted(load: Load, chance: random.Random, key: str) -> Written:
     draw = chance.random()
     if draw < load.reject:
         return Written(key, "reject", load.rejected_bytes or 50)
-    return Written(key, "flaky" if draw < load.reject + load.flaky else "deliver", chance.randint(0, 400))
+    invalid = chance.randrange(len(INVALID)) if chance.random() < load.invalid else None
+    fate = "flaky" if draw < load.reject + load.flaky else "deliver"
+    return Written(key, fate, chance.randint(0, 400), invalid)
 
 
 def as_argument(load: Load) -> str:

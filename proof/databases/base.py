@@ -4,12 +4,17 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from uuid import UUID
 
+from pillarbox import Outbox
+from pillarbox.errors import InvalidEvent
 from pillarbox.store import Store
 from pillarbox.urls import store_from_url
+from proof.content import INVALID, stream_of
 from proof.history import Change, Final, Witness
 from proof.planted import plant
 
@@ -23,10 +28,31 @@ class Written(NamedTuple):
     key: str
     fate: str
     size: int
+    invalid: int | None = None  # before it one that is refused, by its place in INVALID
 
 
 class Writer(ABC):
     """One client of the application; every call is one business transaction."""
+
+    def __init__(self) -> None:
+        self._outbox = Outbox()
+
+    def _add(self, tx: Any, each: Written, event_id: UUID, mark: str, body: bytes) -> None:
+        if each.invalid is not None:
+            data, fields = INVALID[each.invalid]
+            # One that is taken all the same has no witness, and is found by that.
+            with suppress(InvalidEvent):
+                self._outbox.add(tx, "proof.event", data, **{"key": each.key, "stream": stream_of(each.key), **fields})
+        self._outbox.add(
+            tx,
+            "proof.event",
+            body,
+            key=each.key,
+            stream=stream_of(each.key),
+            id=event_id,
+            headers={"proof": mark, "fate": each.fate},
+            content_type="application/json",
+        )
 
     @abstractmethod
     def transact(self, wanted: Sequence[Written], *, commit: bool, hold_seconds: float) -> tuple[str, list[str]]:
@@ -76,6 +102,10 @@ class Database(ABC):
     @abstractmethod
     def cut_sessions(self) -> None:
         """End every connection of a relay or a writer."""
+
+    def locked(self) -> AbstractContextManager[bool]:
+        """Nobody else can write into the outbox; false: it could not be had soon, or there is no such lock."""
+        return nullcontext(False)
 
     @abstractmethod
     def sample(self) -> tuple[int, float, int]:

@@ -13,9 +13,8 @@ from bson.codec_options import CodecOptions
 from pymongo import MongoClient, UpdateOne
 from pymongo.errors import PyMongoError
 
-from pillarbox import Outbox
 from pillarbox.ids import uuid7
-from proof.content import STREAM, fingerprint
+from proof.content import QUEUE, fingerprint, payload, stream_of
 from proof.databases.base import Database, Writer, Written
 from proof.history import Change, Final, Witness
 
@@ -28,9 +27,9 @@ class MongoWriter(Writer):
     """A client whose transaction changes its keys, adds events, and writes the witness."""
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         self._client: MongoClient[dict[str, Any]] = MongoClient(url, timeoutMS=20_000)
         self._database = self._client.get_default_database()
-        self._outbox = Outbox()
 
     def transact(self, wanted: Sequence[Written], *, commit: bool, hold_seconds: float) -> tuple[str, list[str]]:
         ids: list[str] = []
@@ -60,18 +59,9 @@ class MongoWriter(Writer):
         assert counter is not None
         n = counter["n"]
         event_id, mark = uuid7(), f"{each.key}/{n}"
-        payload = f'{{"n": {n}, "pad": "'.encode() + b"x" * each.size + b'"}'
-        self._outbox.add(
-            session,
-            "proof.event",
-            payload,
-            key=each.key,
-            stream=STREAM,
-            id=event_id,
-            headers={"proof": mark, "fate": each.fate},
-            content_type="application/json",
-        )
-        sha256 = fingerprint(each.key, payload, mark)
+        body = payload(n, each.size, each.fate)
+        self._add(session, each, event_id, mark, body)
+        sha256 = fingerprint(each.key, body, mark)
         row = {"_id": str(event_id), "k": each.key, "n": n, "sha256": sha256, "fate": each.fate}
         self._database["proof_witness"].insert_one(row, session=session)
         return str(event_id)
@@ -149,7 +139,7 @@ class MongoProof(Database):
 
     def witness(self) -> Iterable[Witness]:
         for row in self._database["proof_witness"].find():
-            yield Witness(row["_id"], STREAM, row["k"], row["n"], row["sha256"], row["fate"])
+            yield Witness(row["_id"], stream_of(row["k"]), row["k"], row["n"], row["sha256"], row["fate"])
 
     def _watch(self) -> None:
         """Write down the raw changes; what they mean is worked out at the end."""
@@ -277,7 +267,7 @@ class Meaning:
                 old=old,
                 new=now,
                 attempts=attempts,
-                token=None if new else held,
+                token=None if new else after.get("lease_token") if common["stream"] == QUEUE else held,
                 **common,
             )
         if raw["coll"] == "blocked_key":

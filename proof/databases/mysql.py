@@ -24,6 +24,8 @@ class MysqlProof(SqlProof):
             new varchar(20), attempts int, owner varchar(255), token bigint, until double) ENGINE=InnoDB""",
         "CREATE TRIGGER proof_clock BEFORE INSERT ON proof_change FOR EACH ROW SET NEW.at = UNIX_TIMESTAMP(SYSDATE(6))",
     )
+    lock = ("SET lock_wait_timeout = 1", "LOCK TABLES outbox_event WRITE")
+    Error = pymysql.Error
     triggers = tuple(
         Spelling(
             key="`key`",

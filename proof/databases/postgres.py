@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from proof.content import QUEUE
 from proof.databases.sql import WAITING, SqlProof
 from proof.databases.triggers import log
 
@@ -27,7 +28,9 @@ def _triggers() -> Iterator[str]:
                 END IF;
                 IF TG_OP <> 'DELETE' THEN after := NEW.status; END IF;
                 IF TG_OP <> 'INSERT' THEN before := OLD.status; END IF;
-                SELECT token INTO held FROM outbox_lease WHERE stream = row.stream AND shard = row.shard;
+                IF row.stream = '{QUEUE}' THEN held := row.lease_token;
+                ELSE SELECT token INTO held FROM outbox_lease WHERE stream = row.stream AND shard = row.shard;
+                END IF;
                 {log("event", **_EVENT, token="held")};""",
         ),
         ("lease", "INSERT OR UPDATE", f"{log('lease', stream='NEW.stream', shard='NEW.shard', **_LEASE)};"),
@@ -68,6 +71,8 @@ class PostgresProof(SqlProof):
             kind text, stream text, shard int, event_id text, k text, old text, new text, attempts int, owner text,
             token bigint, until timestamptz)""",
     )
+    lock = ("SET lock_timeout = '1s'", "LOCK TABLE outbox_event IN ACCESS EXCLUSIVE MODE")
+    Error = psycopg.Error
     triggers = tuple(_triggers())
 
     def __init__(self, folder: Path, url: str | None = None) -> None:

@@ -3,15 +3,14 @@
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
-from pillarbox import Outbox
 from pillarbox.ids import uuid7
-from proof.content import STREAM, fingerprint
+from proof.content import fingerprint, payload, stream_of
 from proof.databases.base import Database, Writer, Written
 from proof.history import Change, Final, Witness
 from proof.planted import EVENT_IN_A_TRANSACTION_OF_ITS_OWN
@@ -26,10 +25,10 @@ class SqlWriter(Writer):
     """A client whose transaction locks its keys, adds events, and writes the witness."""
 
     def __init__(self, database: "SqlProof", planted: str | None = None) -> None:
+        super().__init__()
         self._database = database
         self._planted = planted
         self._connection: Any = None
-        self._outbox = Outbox()
 
     def transact(self, wanted: Sequence[Written], *, commit: bool, hold_seconds: float) -> tuple[str, list[str]]:
         ids: list[str] = []
@@ -62,23 +61,11 @@ class SqlWriter(Writer):
         execute(cursor, "SELECT n FROM proof_key WHERE k = %s", each.key)
         n = int(cursor.fetchone()[0])
         event_id, mark = uuid7(), f"{each.key}/{n}"
-        payload = f'{{"n": {n}, "pad": "'.encode() + b"x" * each.size + b'"}'
-        self._add(connection, each, event_id, mark, payload)
-        row = (str(event_id), each.key, n, fingerprint(each.key, payload, mark), each.fate)
+        body = payload(n, each.size, each.fate)
+        self._add(connection, each, event_id, mark, body)
+        row = (str(event_id), each.key, n, fingerprint(each.key, body, mark), each.fate)
         execute(cursor, "INSERT INTO proof_witness (event_id, k, n, sha256, fate) VALUES (%s, %s, %s, %s, %s)", *row)
         return str(event_id)
-
-    def _add(self, connection: Any, each: Written, event_id: UUID, mark: str, payload: bytes) -> None:
-        self._outbox.add(
-            connection,
-            "proof.event",
-            payload,
-            key=each.key,
-            stream=STREAM,
-            id=event_id,
-            headers={"proof": mark, "fate": each.fate},
-            content_type="application/json",
-        )
 
     def close(self) -> None:
         if self._connection is not None:
@@ -92,7 +79,9 @@ class SqlProof(Database):
 
     business: ClassVar[Sequence[str]]
     triggers: ClassVar[Sequence[str]]
+    lock: ClassVar[Sequence[str]]
     mark: ClassVar[str] = "%s"
+    Error: ClassVar[type[Exception]]
 
     _server: Any = None
 
@@ -114,6 +103,26 @@ class SqlProof(Database):
 
     def execute(self, cursor: Any, text: str, *values: Any) -> None:
         cursor.execute(text.replace("%s", self.mark), values)
+
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        try:
+            connection = self.connect()
+        except self.Error:
+            yield False
+            return
+        try:
+            yield self._lock(connection)
+        finally:
+            connection.close()
+
+    def _lock(self, connection: Any) -> bool:
+        try:
+            for statement in self.lock:
+                connection.cursor().execute(statement)
+        except self.Error:  # in use for longer than it may wait
+            return False
+        return True
 
     def query(self, text: str) -> list[Any]:
         connection = self.connect()
@@ -142,7 +151,7 @@ class SqlProof(Database):
 
     def witness(self) -> Iterable[Witness]:
         for event_id, key, n, sha256, fate in self.query("SELECT event_id, k, n, sha256, fate FROM proof_witness"):
-            yield Witness(event_id, STREAM, key, n, sha256, fate)
+            yield Witness(event_id, stream_of(key), key, n, sha256, fate)
 
     def changes(self) -> Iterable[Change]:
         for row in self.query(f"SELECT seq, {self.epoch('at')}, {_COLUMNS} FROM proof_change ORDER BY seq"):

@@ -22,6 +22,8 @@ class SqliteProof(SqlProof):
             at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0), kind text, stream text, shard integer,
             event_id text, k text, old text, new text, attempts integer, owner text, token integer, until text)""",
     )
+    lock = ("PRAGMA busy_timeout = 1000", "BEGIN IMMEDIATE")
+    Error = sqlite3.Error
     triggers = tuple(
         Spelling(
             key="key",

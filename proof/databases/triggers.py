@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from proof.content import QUEUE
+
 
 def log(kind: str, **columns: str) -> str:
     """A statement that logs a change; columns that are not given stay empty."""
@@ -64,6 +66,8 @@ class Spelling:
 
 
 def _held(row: str) -> str:
-    """The token of the shard's lease at this moment; what is pruned belongs to no lease, and waits for none."""
+    """The token of the shard's lease at this moment, in a queue of the event's own; what is pruned belongs to no lease,
+    and waits for none."""
     lease = f"(SELECT token FROM outbox_lease WHERE stream = {row}.stream AND shard = {row}.shard)"
-    return f"CASE WHEN {row}.status = 'published' AND '{row}' = 'OLD' THEN NULL ELSE {lease} END"
+    own = f"WHEN {row}.stream = '{QUEUE}' THEN {row}.lease_token"
+    return f"CASE WHEN {row}.status = 'published' AND '{row}' = 'OLD' THEN NULL {own} ELSE {lease} END"

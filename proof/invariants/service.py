@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from proof.facts import Facts
 from proof.faults import HARMLESS, healed_at
+from proof.history import IN_STATE
 from proof.violation import Violation
 
 _RECOVERY_BOUND_SECONDS = 10.0
@@ -102,11 +103,12 @@ def _attempts_in_outages(facts: Facts, bound: float) -> Iterator[Violation]:
 
 
 def truthful_counters(facts: Facts) -> Iterator[Violation]:
-    """I17: what the relays counted is what the history counts.
+    """I17: what the relays and the store counted is what the history counts.
 
     A killed relay may have counted what it could not trace any more, or the other way round: at most what it had in
     flight.
     """
+    yield from _states(facts)
     counters = facts.history.final.counters
     outcomes: Counter[str] = Counter()
     for trace in facts.history.traces:
@@ -120,6 +122,17 @@ def truthful_counters(facts: Facts) -> Iterator[Violation]:
         if abs(counters[name] - outcomes[name]) > slack:
             what = f"counted {counters[name]}, the history has {outcomes[name]}"
             yield Violation("I17", "a counter does not tell what happened", name, what)
+
+
+def _states(facts: Facts) -> Iterator[Violation]:
+    """What the store says of itself at rest, against its rows."""
+    final = facts.history.final
+    rows = Counter(final.states.values())
+    rows["dead"] += len(final.dead)
+    for name, told in final.counters.items():
+        if name.startswith(IN_STATE) and told != rows[name.removeprefix(IN_STATE)]:
+            what = f"the store says {told}, there are {rows[name.removeprefix(IN_STATE)]}"
+            yield Violation("I17", "a count does not tell what is there", name, what)
 
 
 def _known(counters: dict[str, int]) -> Sequence[str]:

@@ -9,6 +9,7 @@ from pillarbox.errors import StoreDown
 from pillarbox.event import Status
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Relay
+from pillarbox.relay.worker import StreamWorker
 from pillarbox.store import Store
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
@@ -145,6 +146,33 @@ async def test_a_stop_takes_back_what_hangs(outbox: Outbox, store: Store) -> Non
         await settled(store, {Status.PUBLISHED: 5})
     assert by_key(to.deliveries) == in_order(["k"], 5)
     assert set(await attempts(store)) == {1}, "nothing was charged"
+
+
+class Wedged(MemoryPublisher):
+    """Its calls never end, and neither does its close: as a client library that waits for itself."""
+
+    async def close(self) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("mode", ["ordered", "queue"])
+async def test_a_stop_leaves_behind_what_never_ends_and_another_takes_over(
+    outbox: Outbox, store: Store, mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(StreamWorker, "last_seconds", 0.1)
+    wedged, to = Wedged(), MemoryPublisher()
+    await store.add(numbered("k", 5))
+    wedged.hold()
+    running = relay(outbox(), stream(wedged, mode=mode, lease_seconds=LEASE), grace_seconds=0.05)
+    await running.start()
+    await wedged.wait_until_held()
+    await asyncio.wait_for(running.stop(), 30)
+    assert "left_behind" in {getattr(record, "action", None) for record in caplog.records}
+    async with relay(outbox(), stream(to, mode=mode, lease_seconds=LEASE)):
+        await to.wait_for(5)
+        await settled(store, {Status.PUBLISHED: 5})
+    assert not wedged.deliveries
+    assert mode == "queue" or by_key(to.deliveries) == in_order(["k"], 5)
 
 
 async def test_a_worker_that_is_cut_off_is_taken_over_and_changes_nothing_when_it_comes_back(

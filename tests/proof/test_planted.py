@@ -33,13 +33,14 @@ SHORT = Plan(
 TWO = replace(SHORT, workers=2, least_faults=1)
 CALM = replace(SHORT, faults="none", rejected=0.05, flaky=0.05)
 KILLS = replace(TWO, only="kill_at_point:settled", least_faults=2)
-BACKLOG = replace(SHORT, only="stop", rejected=0.05, writers_clock="-1h", least_faults=3)
+BACKLOG = replace(SHORT, only="stop", rejected=0.05, writers_clock=-3600, least_faults=3)
 OUTAGE = replace(SHORT, only="broker", least_faults=1)
 OPERATOR = replace(SHORT, only="operator:replay", on_dead="block", rejected=0.1, least_faults=2)
 # SQLite has no clock of its own, nothing commits late there, and who stops with its lock stops everybody.
 SERVER = replace(TWO, store="postgres", seconds=3.0)
-CLOCKS = replace(SERVER, only="clock:+1h", writers=3, held=0.2, hold_seconds=0.3)
+CLOCKS = replace(SERVER, only="clock:3600", writers=3, held=0.2, hold_seconds=0.3)
 LATE = replace(CLOCKS, only=None, faults="none", workers=1, least_faults=0, least_transactions=150)
+QUEUE = replace(SERVER, only="stop_at_point:confirmed", queued=1.0, least_faults=1)
 PAUSES = replace(SERVER, only="stop_at_point:confirmed,reading,settling", least_faults=3)
 
 WITHOUT_A_BUG = {
@@ -50,6 +51,7 @@ WITHOUT_A_BUG = {
     "outage": OUTAGE,
     "operator": OPERATOR,
     "clocks": CLOCKS,
+    "queue": QUEUE,
 }
 
 
@@ -81,6 +83,8 @@ BUGS = {
     "sent_again_to_be_sure": Caught(CALM, "I10"),
     "take_over_that_resets_what_is_published": Caught(KILLS, "I9"),
     "event_in_a_transaction_of_its_own": Caught(CALM, "I4"),
+    "claim_settled_without_its_token": Caught(QUEUE, "I8"),
+    "claim_of_what_another_has": Caught(replace(CALM, workers=2, queued=1.0), "I7"),
 }
 
 Reports = dict[str, Future[Report]]

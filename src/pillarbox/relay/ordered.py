@@ -26,11 +26,11 @@ class OrderedWorker(StreamWorker):
         super().__init__(store, stream, publisher, rules, worker, grace_seconds)
         self._slots = stream.slots or publisher.features.slots
         self._ownership = Ownership(store, stream, worker)
-        self._give_up = asyncio.Event()
         self._turns = Turns(store, publisher, self.breaker, rules, stream.batch_bytes, self._give_up)
         self._waiting: deque[Shard] = deque()
         self._running: dict[asyncio.Task[bool], Shard] = {}
         self._resting: dict[int, Shard] = {}
+        self._left: list[Shard] = []
         self._paused = False
         self._failure: BaseException | None = None
 
@@ -109,11 +109,10 @@ class OrderedWorker(StreamWorker):
 
     async def _finish(self) -> None:
         self._waiting.clear()
-        if self._running and (await asyncio.wait(set(self._running), timeout=self._grace))[1]:
-            await self._publisher.close()
-            self._give_up.set()
-            await asyncio.wait(set(self._running))
+        running = dict(self._running)
+        self._left = [running[task] for task in await self._end(running.keys())]
 
     async def _leave(self) -> None:
-        await self._ownership.give(list(self._ownership.shards.values()))
+        # What was left behind may still be sending: it keeps its shard until the lease runs out.
+        await self._ownership.give([each for each in self._ownership.shards.values() if each not in self._left])
         await super()._leave()

@@ -138,9 +138,7 @@ class QueueWorker(StreamWorker):
                 self._changed.set()
 
     async def _finish(self) -> None:
-        if self._running and (await asyncio.wait(set(self._running), timeout=self._grace))[1]:
-            await self._publisher.close()
-            await asyncio.wait(set(self._running))
+        await self._end(set(self._running))
         deadline = time.monotonic() + self._grace
         while self._done:
             try:

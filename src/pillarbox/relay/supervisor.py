@@ -24,7 +24,7 @@ from pillarbox.relay.ordered import OrderedWorker
 from pillarbox.relay.plan import Rules
 from pillarbox.relay.queue import QueueWorker
 from pillarbox.relay.stream import OnDead, Stream
-from pillarbox.relay.worker import StreamWorker
+from pillarbox.relay.worker import StreamWorker, close
 from pillarbox.store import Store
 from pillarbox.urls import publisher_from_url, store_from_url
 
@@ -245,7 +245,7 @@ class Relay:
             finally:
                 self._serves[stream.name].clear()
                 self._workers.pop(stream.name, None)
-                await publisher.close()
+                await close(publisher, StreamWorker.last_seconds)
 
         return serve
 

@@ -1,8 +1,11 @@
 """What the workers of ordered and of queue streams share: one loop that polls, works, rests and stops."""
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import suppress
+from typing import ClassVar, TypeVar
 
 from pillarbox.errors import StoreDown
 from pillarbox.publisher import Publisher
@@ -13,11 +16,29 @@ from pillarbox.relay.stream import Stream
 from pillarbox.store import Store, Work
 from pillarbox.tasks import ended
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 _PROMOTE_LIMIT = 1000
+_CANCEL_SECONDS = 1.0
+
+
+async def close(publisher: Publisher, seconds: float) -> None:
+    """Close it, and wait for that no longer than so."""
+    closing = asyncio.create_task(publisher.close(), name="pillarbox-close")
+    if (await asyncio.wait([closing], timeout=seconds))[0]:
+        await closing
+        return
+    log.error("%s cannot be closed, and is left behind", publisher.description, extra={"action": "left_behind"})
+    closing.cancel()
 
 
 class StreamWorker(ABC):
     """Serves one stream until it is told to stop."""
+
+    # After the grace: what a database that does not answer may take before a settle is given up.
+    last_seconds: ClassVar[float] = 60.0
 
     def __init__(
         self, store: Store, stream: Stream, publisher: Publisher, rules: Rules, worker: str, grace_seconds: float
@@ -33,6 +54,7 @@ class StreamWorker(ABC):
         self._pace = Pace(stream.poll_seconds, stream.poll_limit_seconds)
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
+        self._give_up = asyncio.Event()
         self._polls = self._quiet_poll = 0
         self._joined = False
         self._dozing = False
@@ -51,6 +73,30 @@ class StreamWorker(ABC):
 
     @abstractmethod
     async def _renew(self) -> None: ...
+
+    async def _end(self, running: Collection[asyncio.Task[T]]) -> Collection[asyncio.Task[T]]:
+        """Give what is under way the grace, then close the publisher, which ends its calls; those that never end.
+
+        Their leases are not renewed any more, so that another worker takes over when they have run out.
+        """
+        if not running or not (await asyncio.wait(running, timeout=self._grace))[1]:
+            return ()
+        self._give_up.set()
+        closing = asyncio.create_task(close(self._publisher, self.last_seconds))
+        _, left = await asyncio.wait(running, timeout=self.last_seconds)
+        await closing
+        if left:
+            log.error(
+                "stream '%s': %d call(s) of %s did not end although it was closed, and are left behind",
+                self.stream.name,
+                len(left),
+                self._publisher.description,
+                extra={"action": "left_behind", "stream": self.stream.name, "count": len(left)},
+            )
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=_CANCEL_SECONDS)
+        return left
 
     @abstractmethod
     async def _finish(self) -> None:

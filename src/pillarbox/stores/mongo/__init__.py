@@ -5,11 +5,16 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-from pillarbox.errors import ConfigError
+from pillarbox.errors import ConfigError, MissingExtra
 from pillarbox.event import Event
 from pillarbox.names import Names
 from pillarbox.store import Features
-from pillarbox.stores.mongo.database import MongoDatabase, Session
+
+try:
+    from pillarbox.stores.mongo.database import MongoDatabase, Session
+except ModuleNotFoundError as error:
+    raise MissingExtra("MongoDB", "mongo") from error
+
 from pillarbox.stores.mongo.documents import encoded
 from pillarbox.stores.mongo.operations import OperationsPart
 from pillarbox.stores.mongo.settling import SettlingSessions

@@ -5,18 +5,15 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from pillarbox.errors import InvalidEvent, MissingExtra
+from bson import Binary, Timestamp, encode
+from bson.binary import UUID_SUBTYPE, UuidRepresentation
+from bson.codec_options import CodecOptions
+from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
+
+from pillarbox.errors import InvalidEvent
 from pillarbox.event import NO_HEADERS, Event, Status, key_hash
 from pillarbox.stores._uuids import uuid_of
-
-try:
-    from bson import Binary, Timestamp, encode
-    from bson.binary import UUID_SUBTYPE, UuidRepresentation
-    from bson.codec_options import CodecOptions
-    from bson.errors import BSONError
-    from bson.raw_bson import RawBSONDocument
-except ModuleNotFoundError as error:
-    raise MissingExtra("MongoDB", "mongo") from error
 
 Document: TypeAlias = dict[str, Any]
 

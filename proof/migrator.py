@@ -1,0 +1,27 @@
+"""A migration that kills itself in the middle: `python -m proof.migrator URL PREFIX SECONDS`"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+
+from pillarbox.urls import store_from_url
+
+
+async def migrate(url: str, prefix: str) -> None:
+    """Make an outbox, or make it whole; raises unless it can be used then."""
+    store = store_from_url(url, prefix=prefix)
+    await store.migrate()
+    await store.open()
+    await store.close()
+
+
+def main() -> None:
+    url, prefix, seconds = sys.argv[1:]
+    threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    asyncio.run(migrate(url, prefix))
+
+
+if __name__ == "__main__":
+    main()
