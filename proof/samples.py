@@ -9,6 +9,7 @@ from proof.crew import Crew
 from proof.history import Log, Sample
 
 _SECONDS: Final = 0.25
+_MOST_SECONDS: Final = 1.0
 
 
 class Samples:
@@ -34,7 +35,7 @@ class Samples:
             except Exception:  # away, which is part of the run
                 continue
             # The longer the table, the longer it takes to count: a small part of the machine is for that.
-            pause = max(_SECONDS, 10 * (time.monotonic() - now))
+            pause = min(_MOST_SECONDS, max(_SECONDS, 10 * (time.monotonic() - now)))
             self.quiet = 0 if waiting else self.quiet + 1
             if waiting != self._waiting:
                 self._waiting, self.moved = waiting, now

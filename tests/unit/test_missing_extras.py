@@ -23,7 +23,6 @@ except MissingExtra as error:
         ("pillarbox.stores.postgres", "asyncpg", "postgres"),
         ("pillarbox.stores.mysql", "asyncmy", "mysql"),
         ("pillarbox.stores.mongo", "bson pymongo", "mongo"),
-        ("pillarbox.writers.pymongo", "bson pymongo", "mongo"),
         ("pillarbox.publishers.kafka", "confluent_kafka", "kafka"),
     ],
 )

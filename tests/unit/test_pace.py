@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pillarbox.errors import StoreDown
 from pillarbox.relay.ownership import quota
-from pillarbox.relay.pace import DOZE_AFTER_SECONDS, BatchSize, Pace, Patience, unclean_limit
+from pillarbox.relay.pace import DOZE_AFTER_SECONDS, BatchSize, Caution, Pace, Patience
 
 
 class TestPace:
@@ -85,8 +85,38 @@ class TestBatchSize:
 
 
 def test_after_three_deaths_a_shard_is_read_one_by_one() -> None:
-    assert [unclean_limit(count) for count in range(6)] == [None, 125, 15, 1, 1, 1]
-    assert unclean_limit(10_000) == 1
+    assert [Caution(deaths).limit for deaths in range(6)] == [None, 125, 15, 1, 1, 1]
+    assert Caution(10_000).limit == 1
+
+
+def test_what_was_read_with_an_owner_that_died_is_settled_before_more_is_read_at_once() -> None:
+    caution, trusted = Caution(7), False
+    limits = []
+    for _ in range(15 + 125 // 15 + 1000 // 125 + 1):
+        assert not caution.settled(0)
+        limits.append(caution.limit)
+        trusted = caution.settled(caution.limit or 0)
+    assert limits == [1] * 15 + [15] * 9 + [125] * 8
+    assert trusted
+    assert caution.limit is None
+    assert not caution.settled(1), "it is trusted once"
+
+
+@given(st.integers(0, 6000), st.integers(0, 3))
+def test_an_event_that_kills_its_owner_is_soon_alone_with_it(place: int, deaths: int) -> None:
+    settled, killed = 0, 0
+    while True:
+        caution = Caution(deaths)
+        while settled + (caution.limit or 2000) <= place:
+            read = caution.limit or 2000
+            settled += read
+            if caution.settled(read):
+                deaths = 0
+        if caution.limit == 1:
+            break
+        killed, deaths = killed + 1, deaths + 1
+    assert settled == place
+    assert killed <= 6
 
 
 @given(st.integers(1, 1024), st.integers(1, 2000))

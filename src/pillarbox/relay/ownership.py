@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from pillarbox.relay.pace import BatchSize, unclean_limit
+from pillarbox.relay.pace import BatchSize, Caution
 from pillarbox.relay.stream import Stream
 from pillarbox.store import Grant, Store, Work
 
@@ -27,8 +27,7 @@ class Shard:
     aside: set[str] | None  # the keys that are set aside; None: not asked yet
     batch: BatchSize
     publish_until: float  # by the local monotonic clock: past it, another worker may own the shard
-    unclean_count: int
-    settled: int = 0
+    caution: Caution
     leaving: bool = False  # above this worker's share: no turn begins on it
     look_for_due_at: float = 0.0  # when to ask again for a key whose time has come
     charge: UUID | None = None  # the event that the last owner was alone with when it died
@@ -36,12 +35,11 @@ class Shard:
     @property
     def alone(self) -> bool:
         """Whether its events are published one by one, each noted before: owner after owner died with this shard."""
-        return unclean_limit(self.unclean_count) == 1
+        return self.caution.limit == 1
 
     @property
     def limit(self) -> int:
-        cautious = unclean_limit(self.unclean_count)
-        return self.batch.size if cautious is None else min(self.batch.size, cautious)
+        return min(self.batch.size, self.caution.limit or self.batch.size)
 
 
 @dataclass(slots=True)
@@ -93,7 +91,7 @@ class Ownership:
                     extra={"action": "took_over", "stream": name, "shard": grant.shard},
                 )
             until = sent + lease * 2 / 3
-            shard = Shard(grant, None, self.batch, until, grant.unclean_count, charge=grant.suspect)
+            shard = Shard(grant, None, self.batch, until, Caution(grant.unclean_count), charge=grant.suspect)
             self.shards[grant.shard] = shard
             taken = True
         return taken

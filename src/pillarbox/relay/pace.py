@@ -61,9 +61,38 @@ class BatchSize:
             self.size = min(self.limit, self.size * 2)
 
 
-def unclean_limit(unclean_count: int) -> int | None:
-    """The most that a shard reads after so many owners died with it: 125, 15, then one by one. None: no limit."""
-    return max(1, 1000 >> 3 * unclean_count) if unclean_count else None
+# The most that a shard reads at once after none, one, two and more owners died with it.
+_CAUTIOUS: Final = (1000, 125, 15, 1)
+
+
+@dataclass(slots=True)
+class Caution:
+    """How much at once is read of a shard that owners died with.
+
+    If one of its events killed an owner that read n at once, it is among the next n: once so many are settled, more are
+    read at once again.
+    """
+
+    deaths: int
+    _settled: int = 0  # since the limit was last raised
+
+    def __post_init__(self) -> None:
+        self.deaths = min(self.deaths, len(_CAUTIOUS) - 1)
+
+    @property
+    def limit(self) -> int | None:
+        """None: there is none."""
+        return _CAUTIOUS[self.deaths] if self.deaths else None
+
+    def settled(self, events: int) -> bool:
+        """Whether the shard is trusted again from now on."""
+        if not self.deaths:
+            return False
+        self._settled += events
+        while self.deaths and self._settled >= _CAUTIOUS[self.deaths - 1]:
+            self._settled -= _CAUTIOUS[self.deaths - 1]
+            self.deaths -= 1
+        return not self.deaths
 
 
 @dataclass(slots=True)

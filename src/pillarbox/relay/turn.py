@@ -17,8 +17,6 @@ from pillarbox.store import Aside, Settlement, Store
 log = logging.getLogger(__name__)
 
 _DIED = "its worker died while it published this event alone"
-# After so many settled events a shard that owners died with is trusted again.
-_TRUSTED_AFTER = 1000
 _DUE_SECONDS = 0.1
 _SETTLE_RETRY_SECONDS = (0.05, 1.0)
 
@@ -122,11 +120,8 @@ class Turns:
             known.difference_update(key for key in named if key is not None)
             known.update(aside)
             shard.look_for_due_at = min(shard.look_for_due_at, time.monotonic() + _DUE_SECONDS)
-        if shard.unclean_count:
-            shard.settled += len(settlement.published)
-            if shard.settled >= _TRUSTED_AFTER:
-                await self.store.trust(shard.grant)
-                shard.unclean_count = shard.settled = 0
+        if shard.caution.settled(len(settlement.published)):
+            await self.store.trust(shard.grant)
 
     async def _settle_surely(self, shard: Shard, settlement: Settlement) -> set[str]:
         """Tried until the database answers: what was published and not settled will be published again."""
