@@ -11,6 +11,8 @@ from proof.databases.base import Database
 from proof.worker import POINTS
 from tests.servers import Kafka
 
+_LONG_SECONDS = 120.0
+
 
 class Injector(Breaks):
     """Breaks something every now and then, one thing or several at a time."""
@@ -36,13 +38,14 @@ class Injector(Breaks):
         self._next = time.monotonic() + min(1.5, seconds / 8)
         # Nothing new shortly before the end: what heals late is part of the recovery, not of the faults.
         self._last = time.monotonic() + seconds - min(3.0, seconds / 4)
-        self._pause_seconds = (0.2, 0.6) if only else (0.3, 2.0)
+        # In a short run much has to happen; a long one has time to recover in between.
+        self._pause_seconds = (0.2, 0.6) if only else (0.3, 2.0) if seconds < _LONG_SECONDS else (0.5, 4.0)
         self._faults = self._choose(kind, only)
 
     def _choose(self, kind: str, only: str) -> list[Callable[[], Broken]]:
         known: dict[str, tuple[int, Callable[[], Broken]]] = {
-            "kill": (4, self.kill),
-            "kill_at_point": (7, self.kill_at_point),
+            "kill": (8, self.kill),
+            "kill_at_point": (14, self.kill_at_point),
             "stop": (2, self.stop),
             "stop_at_point": (3, self.stop_at_point),
             "term": (2, self.term),

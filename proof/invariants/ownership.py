@@ -164,6 +164,7 @@ def _read_again(facts: Facts) -> Iterator[Violation]:
                         over[event_id] = trace.at
             case "read":
                 for event_id in trace.event_ids:
+                    confirmed.discard((trace.worker, event_id))  # of an earlier time, whose settle was refused
                     if begun.get(shard, 0.0) > over.get(event_id, float("inf")) and not facts.replays(event_id):
                         what = f"by {trace.worker}"
                         yield Violation("I9", "read again after it was settled as published", event_id, what)

@@ -544,6 +544,20 @@ def test_the_length_of_a_history_is_no_matter() -> None:
     assert (len(report.facts.history.deliveries), report.copies.attributed) == (40_000, 20_000)
 
 
+def test_an_event_whose_confirmation_was_refused_is_read_again() -> None:
+    history = calm().rest()
+    begin = next(trace for trace in history.traces if trace.kind == "read" and "e12" in trace.event_ids)
+    earlier = replace(begin, event_ids=["e12"])
+    kinds = ("read", "publish", "published", "settle", "refused", "read", "settle", "settled", "read_begin")
+    for step, kind in enumerate(kinds):
+        outcomes = ["published"] if kind == "published" else []
+        at = begin.at - 0.01 + step * 0.001
+        history.traces.append(replace(earlier, kind=kind, at=at, outcomes=outcomes))
+    history.traces.sort(key=lambda trace: trace.at)
+
+    passes(history)
+
+
 def test_the_attempt_that_succeeds_beside_an_outage_is_no_charge() -> None:
     history = calm().rest()
     change = change_of(history, "e1", "published")
