@@ -6,6 +6,7 @@ A run is mostly waiting, so two go on at a time, in the order in which their tes
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -94,14 +95,14 @@ Reports = dict[str, Future[Report]]
 def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
     """By the name of a bug or of a scenario without one, of those that were asked for."""
 
-    def judged(plan: Plan) -> Report:
-        return check(perform(plan, tmp_path_factory.mktemp(plan.planted or "run")))
+    def judged(plan: Plan, folder: Path) -> Report:
+        return check(perform(plan, folder))
 
     plans = {**WITHOUT_A_BUG, **{bug: replace(caught.plan, planted=bug) for bug, caught in BUGS.items()}}
     asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     names = [name for params in asked for name in params.values() if name in plans]
     with ThreadPoolExecutor(2) as runs:
-        found = {name: runs.submit(judged, plans[name]) for name in names}
+        found = {name: runs.submit(judged, plans[name], tmp_path_factory.mktemp(name)) for name in names}
         yield found
         for run in found.values():
             run.cancel()
