@@ -7,7 +7,7 @@ BROKER ?= kafka
 SECONDS ?= 60
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help env demo example test quick check format docs servers bench prove planted lock build clean
+.PHONY: help env demo example test quick check format docs servers bench prove long lock build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,10 +23,10 @@ example: env ## run an example against real servers, which it brings itself (NAM
 	@$(PY) -m tests.examples $(NAME)
 
 test: env servers ## the whole suite against real servers, which it brings itself
-	@$(PYTEST) -n 3 --dist loadfile -m 'not campaign'
+	@$(PYTEST) -n 3 --dist loadfile -m 'not long'
 
 quick: env ## what runs in under a minute without servers
-	@$(PYTEST) -n 2 tests/unit tests/docs tests/proof -k "not TestOnServers" -m "not campaign"
+	@$(PYTEST) -n 2 tests/unit tests/docs tests/proof/test_checker.py tests/proof/test_random_histories.py -k "not TestOnServers" -m "not long"
 
 check: env ## format, lint, types, import layers, docs
 	@.venv/bin/ruff format --check .
@@ -51,8 +51,8 @@ bench: env servers ## floor, ours and ratio, into build/bench.json
 prove: env servers ## break everything for a while and check each event (STORE= BROKER= SECONDS= SEED= ARGS=)
 	@$(PY) -m proof run --store $(STORE) --broker $(BROKER) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-planted: env servers ## what takes long: planted bugs, short runs under all faults, the proxy, three nodes of MongoDB
-	@$(PYTEST) -n 2 --dist loadfile -m campaign
+long: env servers ## tests that take minutes: three nodes of MongoDB, the proxy, servers that nothing needs yet
+	@$(PYTEST) -n 2 --dist loadfile -m long
 
 lock: env ## resolve the locked versions anew (ARGS=--upgrade)
 	@tools/lock $(ARGS)

@@ -5,7 +5,7 @@ from tests.conformance.mongo_store import MongoStoreContract, connect_to
 from tests.servers import MongoSet
 
 # One node runs the same in every suite; three take minutes.
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.long
 
 
 class TestMongoSet(MongoStoreContract):

@@ -2,12 +2,15 @@
 
 from contextlib import closing
 
+import pytest
+
 from tests.examples.shops import Relays, Shop, copies, tells, until
 from tests.mongo_outbox import database_url
 from tests.servers import Kafka, Mongo
 from tests.servers.fixtures import OwnServer
 
 
+@pytest.mark.long
 def test_a_kafka_and_a_mongodb_that_are_away_are_waited_for(own_server: OwnServer, relays: Relays) -> None:
     mongo, kafka = own_server(Mongo), own_server(Kafka)
     with closing(Shop(database_url(mongo.url, "video"), kafka)) as shop:

@@ -170,6 +170,7 @@ def test_writers_whose_clocks_are_hours_apart(mongo: Mongo, load: Callable[..., 
     assert inversions(versions_by_key(by_own_clock))  # what it would be if their clocks counted
 
 
+@pytest.mark.long
 def test_a_primary_that_is_killed_and_one_that_steps_down(own_server: OwnServer, load: Callable[..., Load]) -> None:
     nodes = own_server(MongoSet)
     running = load(nodes.url)
@@ -183,6 +184,7 @@ def test_a_primary_that_is_killed_and_one_that_steps_down(own_server: OwnServer,
     running.check()
 
 
+@pytest.mark.long
 def test_a_primary_that_stands_still_and_comes_back(own_server: OwnServer, load: Callable[..., Load]) -> None:
     nodes = own_server(MongoSet)
     running = load(nodes.url)
@@ -207,6 +209,7 @@ def promote(node: Mongo) -> None:
     wait_until(is_promoted, seconds=20, what="the node to become primary")
 
 
+@pytest.mark.long
 def test_primaries_whose_clocks_are_hours_apart(own_server: OwnServer, load: Callable[..., Load]) -> None:
     nodes = own_server(SkewedSet)
     running = load(nodes.url)

@@ -16,8 +16,6 @@ from proof.planted import PLANTED
 from proof.runner import Plan, perform
 from tests.proof.verdict import verdict
 
-pytestmark = pytest.mark.campaign
-
 SHORT = Plan(
     store="sqlite",
     broker="handlers",

@@ -25,7 +25,7 @@ from proof.proxy_thread import ProxyThread
 from tests.servers import Kafka, Mongo, MySQL, Postgres
 from tests.servers.fixtures import OwnServer
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.long
 kafka_admin: Any = confluent_admin  # its types leave out what it exports
 LONG = 30.0  # never waited for, unless something is wrong
 

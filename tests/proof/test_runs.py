@@ -13,12 +13,10 @@ from proof.runner import Plan, perform
 from proof.worker import POINTS
 from tests.proof.verdict import verdict
 
-pytestmark = pytest.mark.campaign
-
 ALL = [
-    Plan(store="postgres", broker="kafka", seconds=15.0, seed=7),
-    Plan(store="mongo", broker="kafka", seconds=15.0, seed=7),
-    Plan(store="sqlite", broker="handlers", seconds=12.0, seed=7),
+    Plan(store="postgres", broker="kafka", seconds=12.0, seed=7),
+    Plan(store="mongo", broker="kafka", seconds=12.0, seed=7),
+    Plan(store="sqlite", broker="handlers", seconds=10.0, seed=7),
 ]
 POLICIES = [
     Plan(store="sqlite", broker="handlers", seconds=6.0, seed=3, on_dead="block", rejected=0.02, lease_seconds=1.0),
