@@ -13,7 +13,7 @@ from tests.servers import MissingError
 
 BAR = Bar(1.0)
 FASTSTREAM_TUNED = {
-    "max_workers": 8,
+    "max_workers": 16,
     "fetch_batch_size": 500,
     "terminal_flush_batch_size": 100,
     "min_fetch_interval": 0.1,
@@ -99,5 +99,5 @@ def omni_box(bed: Bed, scale: Scale) -> list[Row]:
         return left_out(name, error)
     return [
         _against(bed, scale, name, "drive_omni_box", python, share=50, workers=1, batch_size=100),
-        _against(bed, scale, f"{name}-tuned", "drive_omni_box", python, share=20, workers=8, batch_size=500),
+        _against(bed, scale, f"{name}-tuned", "drive_omni_box", python, share=10, workers=4, batch_size=500),
     ]
