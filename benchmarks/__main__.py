@@ -12,7 +12,9 @@ from pathlib import Path
 from benchmarks import drains, latency, report, writers
 from benchmarks.bed import Bed, say
 from benchmarks.drains import QUICK, Scale
+from benchmarks.peers import debezium
 from benchmarks.peers import drains as peers
+from benchmarks.peers import latency as peers_latency
 from benchmarks.report import Row
 
 _ROWS: dict[str, Callable[[Bed, Scale], Row | list[Row]]] = {
@@ -35,10 +37,14 @@ _ROWS: dict[str, Callable[[Bed, Scale], Row | list[Row]]] = {
 }
 # Left out unless asked for: they install what is not ours.
 _PEERS: dict[str, Callable[[Bed, Scale], list[Row]]] = {
-    "peer-loop": peers.loop,
+    "peer-debezium": debezium.warm,
+    "peer-debezium-cold": debezium.cold,
+    "peer-debezium-latency": peers_latency.debezium,
     "peer-txoutbox": peers.txoutbox,
+    "peer-txoutbox-latency": peers_latency.txoutbox,
     "peer-faststream-outbox": peers.faststream_outbox,
     "peer-omni-box": peers.omni_box,
+    "peer-loop": peers.loop,
 }
 _ALL_PEERS = "peers"
 _FILE = Path("build/bench.json")

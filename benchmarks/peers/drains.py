@@ -20,7 +20,7 @@ FASTSTREAM_TUNED = {
     "max_fetch_interval": 1.0,
 }
 
-_TXOUTBOX = Environment("txoutbox")
+TXOUTBOX = Environment("txoutbox")
 _FASTSTREAM = Environment("faststream-outbox")
 _OMNI = Environment("omni-box", since=(3, 12))
 
@@ -71,7 +71,7 @@ def loop(bed: Bed, scale: Scale) -> list[Row]:
 def txoutbox(bed: Bed, scale: Scale) -> list[Row]:
     """One process with a batch flush and LISTEN."""
     try:
-        python = _TXOUTBOX.python()
+        python = TXOUTBOX.python()
     except MissingError as error:
         return left_out("peer-txoutbox", error)
     return [_against(bed, scale, "peer-txoutbox", "drive_txoutbox", python)]
