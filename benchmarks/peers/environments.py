@@ -49,8 +49,8 @@ class Environment:
         ):
             done = run(command, _NO_DOWNLOADS)
             if done.returncode:
-                said = " ".join(done.stderr.split())[-200:]
-                raise MissingError(f"{self.name} could not be installed, check the network ({said})")
+                reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1].strip()
+                raise MissingError(f"{self.name} could not be installed, check the network ({reason})")
 
 
 def interpreter(since: tuple[int, int]) -> Path | None:

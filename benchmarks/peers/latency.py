@@ -150,8 +150,8 @@ def debezium(bed: Bed, scale: Scale) -> list[Row]:
     def values(_topic: str, number: int) -> tuple[Any, ...]:
         return uuid7(), f"order-{number % 1000}", payload(number)
 
-    url = bed.logical_url
     with connect:
+        url = bed.logical_url
         peer = Side(url, _TO_DEBEZIUM, values, serving)
         # Java meets as many events once before it is measured.
         _measure(bed, peer, name, scale.latency_seconds)
