@@ -91,13 +91,14 @@ def faststream_outbox(bed: Bed, scale: Scale) -> list[Row]:
 
 
 def omni_box(bed: Bed, scale: Scale) -> list[Row]:
-    """As its quick start has it, and with larger batches and several workers in the process."""
+    """As its quick start has it, and with several workers in the process and batches that make up for claims that look
+    at the whole backlog."""
     name = "peer-omni-box"
     try:
         python = _OMNI.python()
     except MissingError as error:
         return left_out(name, error)
     return [
-        _against(bed, scale, name, "drive_omni_box", python, share=50, workers=1, batch_size=100),
-        _against(bed, scale, f"{name}-tuned", "drive_omni_box", python, share=10, workers=4, batch_size=500),
+        _against(bed, scale, name, "drive_omni_box", python, share=100, workers=1, batch_size=100),
+        _against(bed, scale, f"{name}-tuned", "drive_omni_box", python, share=10, workers=4, batch_size=2500),
     ]

@@ -18,10 +18,11 @@ from benchmarks.child import answer, settings_from_parent
 from benchmarks.clock import Clock
 from benchmarks.peers.backlog import NUMBERED, TEXT, load
 
+# Each event has an instant of its own, as its library writes them.
 _FILL = f"""INSERT INTO outbox_events (id, event_type, aggregate_type, aggregate_id, topic, partition_key, payload,
-    status, attempts_made, max_attempts, scheduled_at)
+    status, attempts_made, max_attempts, scheduled_at, created_at)
     SELECT uuidv7(), 'order.created', 'order', gen_random_uuid(), '{{topic}}', key, ({{text}})::jsonb, 'pending', 0, 6,
-        now() FROM {NUMBERED}"""
+        at, at FROM (SELECT *, now() - ($1 - n) * interval '1 microsecond' AS at FROM {NUMBERED}) AS timed"""
 
 
 class Base(DeclarativeBase):
