@@ -64,7 +64,7 @@ class Bed:
             stack.callback(self.kafka.close)
             stack.callback(self.postgres.close)
             self._admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
-            asyncio.run(self._create_database())
+            asyncio.run(_create_database(self.postgres))
             self._stack = stack.pop_all()
         return self
 
@@ -80,11 +80,23 @@ class Bed:
     @property
     def url(self) -> str:
         """The database of the outboxes; questions of the harness about it go through the other one."""
-        return self.postgres.url.removesuffix("/postgres") + "/bench"
+        return _bench(self.postgres)
 
     @property
     def sqlite_path(self) -> Path:
         return self.folder / "outbox.db"
+
+    @cached_property
+    def logical_url(self) -> str:
+        """The database of a second PostgreSQL, which also logs what logical decoding needs."""
+        # A backlog is one transaction, which logical decoding would otherwise put on disk first.
+        settings = {**POSTGRES_SETTINGS, "wal_level": "logical", "logical_decoding_work_mem": "512MB"}
+        server = Postgres(settings=settings)
+        server.start()
+        self._stack.callback(server.close)
+        asyncio.run(_create_database(server))
+        print("server    PostgreSQL, a second one (wal_level logical, fsync on)", flush=True)
+        return _bench(server)
 
     @cached_property
     def mysql(self) -> MySQL:
@@ -114,13 +126,6 @@ class Bed:
         print(f"server    {type(server).__name__} {version} (flushed at every commit)", flush=True)
         return server
 
-    async def _create_database(self) -> None:
-        connection = await asyncpg.connect(self.postgres.url)
-        try:
-            await connection.execute("CREATE DATABASE bench")
-        finally:
-            await connection.close()
-
     def topic(self, name: str) -> str:
         """A new topic."""
         unique = f"{name}-{uuid.uuid4().hex[:6]}"
@@ -147,6 +152,18 @@ class Bed:
             return await connection.fetchval(query)
         finally:
             await connection.close()
+
+
+def _bench(server: Postgres) -> str:
+    return server.url.removesuffix("/postgres") + "/bench"
+
+
+async def _create_database(server: Postgres) -> None:
+    connection = await asyncpg.connect(server.url)
+    try:
+        await connection.execute("CREATE DATABASE bench")
+    finally:
+        await connection.close()
 
 
 def say(line: str) -> None:

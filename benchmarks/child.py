@@ -18,14 +18,16 @@ class ChildFailedError(Exception):
 class Child:
     """`python -m benchmarks.<module>`: it gets its settings as a line of JSON and answers in such lines.
 
-    The end of its input tells it to stop, so that it ends with this process too.
+    The end of its input tells it to stop, so that it ends with this process too. ``python`` is the interpreter of
+    another environment, which sees this checkout and nothing of ours that is installed.
     """
 
-    def __init__(self, module: str, settings: dict[str, Any], folder: Path) -> None:
+    def __init__(self, module: str, settings: dict[str, Any], folder: Path, python: Path | None = None) -> None:
         self._module = module
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        inherited = [] if python else filter(None, [os.environ.get("PYTHONPATH")])
+        paths = [str(ROOT), *inherited]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"benchmarks.{module}"],
+            [str(python or sys.executable), "-m", f"benchmarks.{module}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=folder,

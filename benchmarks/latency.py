@@ -25,7 +25,7 @@ SETTLED = 100_000
 IDLE_CPU_PERCENT = 1.0
 IDLE_STATEMENTS = 2.0
 
-_INSERT = """INSERT INTO outbox_event (id, stream, tenant, topic, type, aggregate_type, aggregate_id, key, key_hash,
+INSERT = """INSERT INTO outbox_event (id, stream, tenant, topic, type, aggregate_type, aggregate_id, key, key_hash,
     payload, content_type, occurred_at, status)
     VALUES ($1, 'default', 'default', '', 'order.created', 'order', $2, $2, $3, $4, 'application/json', now(),
         'pending')"""
@@ -34,7 +34,7 @@ _INSERT = """INSERT INTO outbox_event (id, stream, tenant, topic, type, aggregat
 async def _write(url: str, seconds: float) -> dict[str, tuple[float, float]]:
     """A steady writer: by id, when each transaction was begun and when its commit returned."""
     connection = await asyncpg.connect(url)
-    insert = await connection.prepare(_INSERT)
+    insert = await connection.prepare(INSERT)
     written = {}
     start = time.monotonic()
     for number in range(int(PER_SECOND * seconds)):

@@ -11,4 +11,4 @@ COLUMNS = "id, stream, tenant, topic, type, aggregate_type, aggregate_id, key, k
 
 def payload(number: int) -> bytes:
     """One of the right size."""
-    return b'{"number":%d,"text":"' % number + b"x" * (PAYLOAD_BYTES - 22 - len(str(number))) + b'"}'
+    return b'{"number":%d,"text":"' % number + b"x" * (PAYLOAD_BYTES - 21 - len(str(number))) + b'"}'

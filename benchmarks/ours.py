@@ -95,14 +95,15 @@ async def drain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 async def serve(settings: dict[str, Any]) -> dict[str, Any]:
-    """Run until told to stop; the answer is when each event was acknowledged."""
-    publisher = NotingPublisher(KafkaPublisher(servers=settings["servers"], topic=settings["topic"]))
-    relay = Relay(_store(settings), [Stream("default", to=publisher)])
+    """Run until told to stop; the answer is when each event was acknowledged, unless ``note`` is false."""
+    kafka = KafkaPublisher(servers=settings["servers"], topic=settings["topic"])
+    noting = NotingPublisher(kafka)
+    relay = Relay(_store(settings), [Stream("default", to=noting if settings.get("note", True) else kafka)])
     async with relay:
         await relay.drain()
         answer({"ready": True})
         await asyncio.to_thread(sys.stdin.read)
-    return {"acknowledged_at": publisher.acknowledged_at}
+    return {"acknowledged_at": noting.acknowledged_at}
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """Paired rounds of ours and its floor."""
+    """Paired rounds of ours and its floor, or of ours and a peer."""
 
     name: str
     unit: str
@@ -39,6 +39,8 @@ class Row:
     ours: Sequence[float]
     floor: Sequence[float]
     extra: dict[str, Any] = field(default_factory=dict)
+    against: str = "floor"
+    """What the other side is called."""
 
     @property
     def ratios(self) -> list[float]:
@@ -48,7 +50,7 @@ class Row:
         ratio = statistics.median(self.ratios)
         return {
             "name": self.name,
-            "floor": _short(statistics.median(self.floor)),
+            self.against: _short(statistics.median(self.floor)),
             "ours": _short(statistics.median(self.ours)),
             "ratio": _short(ratio),
             "low": _short(min(self.ratios)),
@@ -87,18 +89,22 @@ def _processor() -> str:
     return platform.machine()
 
 
-_COLUMNS = ("name", "unit", "floor", "ours", "ratio", "low", "high", "bar", "")
-
-
 def table(rows: Sequence[Row]) -> str:
-    """The ratio is the median of paired rounds, low and high the extremes of those pairs."""
-    lines: list[Sequence[str]] = [_COLUMNS]
+    """The ratio is the median of paired rounds, low and high the extremes of those pairs. Rows against floors and rows
+    against peers are tables of their own."""
+    names = dict.fromkeys(row.against for row in rows)
+    return "\n\n".join(_table([row for row in rows if row.against == name], name) for name in names)
+
+
+def _table(rows: Sequence[Row], against: str) -> str:
+    columns = ("name", "unit", against, "ours", "ratio", "low", "high", "bar", "")
+    lines: list[Sequence[str]] = [columns]
     for row in rows:
         found = row.as_dict()
         ratios = [f"{found[name]:.3f}" for name in ("ratio", "low", "high")]
-        cells = [found["name"], found["unit"], f"{found['floor']:,}", f"{found['ours']:,}", *ratios, found["bar"]]
+        cells = [found["name"], found["unit"], f"{found[against]:,}", f"{found['ours']:,}", *ratios, found["bar"]]
         lines.append([*cells, "" if found["met"] else "missed"])
-    widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
     return "\n".join(
         "  ".join(
             cell.ljust(width) if place in (0, 1, 8) else cell.rjust(width)

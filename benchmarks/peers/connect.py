@@ -1,0 +1,106 @@
+"""Kafka Connect with Debezium's connector for PostgreSQL, one worker in one process."""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.servers import Server, maven
+from tests.servers.kafka import VERSION as KAFKA_VERSION
+
+VERSION = "3.6.1.Final"
+# What the start script of Kafka Connect gives its Java.
+_JAVA_OPTIONS = (
+    "-Xms256M",
+    "-Xmx2G",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+)
+
+
+class Connect(Server):
+    """A worker with no connector; `put` starts one, and its offsets outlive `restart`."""
+
+    name = "connect"
+    ready_line = "Kafka Connect started"
+    jars = maven.Jars(
+        f"debezium-{VERSION}-connect-{KAFKA_VERSION}",
+        f"Kafka Connect {KAFKA_VERSION} and Debezium {VERSION}",
+        "38 MB",
+        (
+            f"org.apache.kafka:connect-runtime:{KAFKA_VERSION}",
+            f"io.debezium:debezium-connector-postgres:{VERSION}",
+            "org.slf4j:slf4j-simple:1.7.36",
+        ),
+    )
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        super().__init__()
+        self._bootstrap_servers = bootstrap_servers
+
+    def missing(self) -> str | None:
+        if maven.java() is None:
+            return f"{self.name} needs Java; {maven.INSTALL.format('default-jre-headless')}"
+        return self.jars.missing()
+
+    def fetched(self) -> bool:
+        return self.jars.present()
+
+    def fetch(self) -> None:
+        self._libraries = self.jars.fetch()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        converter = "org.apache.kafka.connect.storage.StringConverter"
+        properties = {
+            "bootstrap.servers": self._bootstrap_servers,
+            "listeners": self.url,
+            "offset.storage.file.filename": str(self.folder / "offsets"),
+            "key.converter": converter,
+            "value.converter": converter,
+        }
+        lines = "".join(f"{key}={value}\n" for key, value in properties.items())
+        (self.folder / "worker.properties").write_text(lines)
+
+    def command(self) -> Sequence[str]:
+        main = "org.apache.kafka.connect.cli.ConnectStandalone"
+        return [str(maven.java()), *_JAVA_OPTIONS, main, str(self.folder / "worker.properties")]
+
+    def environment(self) -> Mapping[str, str]:
+        return {"CLASSPATH": os.pathsep.join(map(str, sorted(self._libraries.glob("*.jar"))))}
+
+    def put(self, connector: str, settings: Mapping[str, str]) -> None:
+        """Start a connector; returns when the worker took its settings."""
+        self._ask("PUT", f"/connectors/{connector}/config", settings)
+
+    def delete(self, connector: str) -> None:
+        self._ask("DELETE", f"/connectors/{connector}")
+
+    def failure(self, connector: str) -> str | None:
+        """Why a task of the connector does not run any more, or None."""
+        found = json.loads(self._ask("GET", f"/connectors/{connector}/status"))
+        states = [found["connector"], *found["tasks"]]
+        return next((each.get("trace", "no reason given") for each in states if each["state"] == "FAILED"), None)
+
+    def _ask(self, method: str, path: str, body: Any = None) -> bytes:
+        request = urllib.request.Request(
+            self.url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            # No proxy: it is this machine.
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=90) as answer:
+                found: bytes = answer.read()
+                return found
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"Kafka Connect answered {error.code}: {error.read().decode()[:500]}") from error
