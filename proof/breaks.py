@@ -166,6 +166,9 @@ class Breaks:
 
     def scale(self) -> Broken:
         """One, many, and as many as before."""
+        if "scale" in self._away:
+            return
+        self._away.add("scale")
         usual = self._wanted
         self._wanted = 1
         for worker in self._crew.alive[1:]:
@@ -179,6 +182,7 @@ class Breaks:
         for worker in self._crew.alive[usual:]:
             worker.signal(signal.SIGTERM)
             self._note("term", worker)
+        self._away.discard("scale")
 
     def clock(self) -> Broken:
         """One relay's clock is an hour off."""
