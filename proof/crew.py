@@ -88,6 +88,7 @@ class Crew:
         self._database = database
         self.orders = orders
         self.workers: list[Worker] = []
+        self._alive: list[Worker] = []
         self.writers: list[Client] = []
         self.migrated: dict[str, subprocess.Popen[bytes]] = {}  # by the prefix of their tables
         self._taken: dict[str, tuple[int, float]] = {}  # how much of a trace was read, and the last take in it
@@ -106,6 +107,7 @@ class Crew:
         process = self._start("proof.worker", name, worker_argument(orders), clock=clock)
         worker = Worker(name, process, to_database, to_broker)
         self.workers.append(worker)
+        self._alive.append(worker)
         return worker
 
     def start_writer(self, load: Load, clock: float = 0.0) -> Client:
@@ -173,7 +175,9 @@ class Crew:
 
     @property
     def alive(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.is_alive]
+        # Those that ended are hundreds in a campaign, and stay so.
+        self._alive = [worker for worker in self._alive if worker.is_alive]
+        return list(self._alive)
 
     @property
     def clients(self) -> list[Client]:

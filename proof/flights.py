@@ -42,7 +42,7 @@ class Flights:
     def __init__(self, traces: Sequence[Trace]) -> None:
         self.interrupted: dict[str, list[Flight]] = defaultdict(list)
         self.peak: dict[tuple[str, str], int] = defaultdict(int)  # (worker, stream) -> the most at once
-        self.sent: set[tuple[str, int | None]] = set()  # event id and token
+        self.sent: dict[tuple[str, int | None], float] = {}  # by event id and token, when it was first sent
         self._lost: dict[Held, float] = {}
         self._open: dict[str, dict[str, Flight]] = defaultdict(dict)
         self._up: dict[tuple[str, str], int] = defaultdict(int)
@@ -83,7 +83,7 @@ class Flights:
             if event_id in flights:
                 self._close(flights[event_id], trace.at, "left")
             flights[event_id] = Flight(event_id, held, trace.at)
-            self.sent.add((event_id, trace.token))
+            self.sent.setdefault((event_id, trace.token), trace.at)
         lane = trace.worker, trace.stream
         self._up[lane] += len(trace.event_ids)
         self.peak[lane] = max(self.peak[lane], self._up[lane])

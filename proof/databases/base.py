@@ -109,7 +109,10 @@ class Database(ABC):
 
     @abstractmethod
     def sample(self) -> tuple[int, float, int]:
-        """Waiting events, the age of the oldest in seconds, connections to the server."""
+        """Waiting events, the age of the oldest in seconds, connections to the server.
+
+        What failed is as old as its last error: a dead event that is replayed has not waited since it was written.
+        """
 
     @abstractmethod
     def witness(self) -> Iterable[Witness]: ...

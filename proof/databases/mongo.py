@@ -132,7 +132,7 @@ class MongoProof(Database):
         blocked = [row["key"] for row in self._database["outbox_blocked_key"].find({"mode": "blocked"}, {"key": 1})]
         waiting = {"status": {"$in": _WAITING}, "key": {"$nin": blocked}}
         count = events.count_documents(waiting)
-        oldest = events.find_one(waiting, {"seq": 1}, sort=[("seq", 1)])
+        oldest = events.find_one({**waiting, "last_error_at": None}, {"seq": 1}, sort=[("seq", 1)])
         age = max(0.0, time.time() - oldest["seq"].time) if oldest else 0.0
         connections = self._client.admin.command("serverStatus")["connections"]["current"]
         return count, age, connections

@@ -66,7 +66,8 @@ class MysqlProof(SqlProof):
         connection.close()
 
     def sample(self) -> tuple[int, float, int]:
-        text = f"""SELECT count(*), COALESCE(TIMESTAMPDIFF(MICROSECOND, min(created_at), UTC_TIMESTAMP(6)), 0) / 1e6
+        since = "min(GREATEST(created_at, COALESCE(last_error_at, created_at)))"
+        text = f"""SELECT count(*), COALESCE(TIMESTAMPDIFF(MICROSECOND, {since}, UTC_TIMESTAMP(6)), 0) / 1e6
             FROM outbox_event WHERE {WAITING.format(key="`key`")}"""
         ((count, oldest),) = self.query(text)
         ((connections,),) = self.query("SELECT count(*) FROM information_schema.processlist")

@@ -89,7 +89,7 @@ class PostgresProof(SqlProof):
         self.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
 
     def sample(self) -> tuple[int, float, int]:
-        waiting = f"""SELECT count(*), COALESCE(extract(epoch FROM now() - min(created_at)), 0)
+        waiting = f"""SELECT count(*), COALESCE(extract(epoch FROM now() - min(GREATEST(created_at, last_error_at))), 0)
             FROM outbox_event WHERE {WAITING.format(key="key")}"""
         ((count, oldest),) = self.query(waiting)
         ((connections,),) = self.query("SELECT count(*) FROM pg_stat_activity")

@@ -53,7 +53,8 @@ class SqliteProof(SqlProof):
         """There are none."""
 
     def sample(self) -> tuple[int, float, int]:
-        text = f"""SELECT count(*), COALESCE((julianday('now') - julianday(min(created_at))) * 86400.0, 0)
+        since = "min(max(created_at, COALESCE(last_error_at, created_at)))"
+        text = f"""SELECT count(*), COALESCE((julianday('now') - julianday({since})) * 86400.0, 0)
             FROM outbox_event WHERE {WAITING.format(key="key")}"""
         ((count, oldest),) = self.query(text)
         return int(count), float(oldest), 0

@@ -51,15 +51,15 @@ def _charges(facts: Facts) -> Iterator[Violation]:
         succeeded = 1 if change.new == "published" else 0
         if change.attempts <= before + succeeded or line is None or line.fate != "deliver":
             continue
-        if killed and _charged_for_a_crash(facts, change.event_id, change.token, change.stream):
-            continue
         at = facts.monotonic(change.at)
+        if killed and _charged_for_a_crash(facts, change.event_id, change.token, change.stream, at):
+            continue
         outage = facts.faults.broker.overlapping(at, at)
         if outage is not None:
             what = f"{before} to {change.attempts} attempts"
             yield Violation("I11", "charged an attempt while the broker was away", change.event_id, what)
 
 
-def _charged_for_a_crash(facts: Facts, event_id: str, token: int | None, stream: str) -> bool:
-    """A new owner charges the event that its predecessor was alone with when it died, without sending it."""
-    return stream in facts.queues or (event_id, token) not in facts.flights.sent
+def _charged_for_a_crash(facts: Facts, event_id: str, token: int | None, stream: str, at: float) -> bool:
+    """A new owner charges the event that its predecessor was alone with when it died, before it sends it."""
+    return stream in facts.queues or facts.flights.sent.get((event_id, token), float("inf")) > at

@@ -251,8 +251,8 @@ class Store(Protocol):
     async def suspect(self, grant: Grant, event: Event | None) -> None:
         """Note which single event is about to be published; None: it ended."""
 
-    async def trust(self, grant: Grant) -> None:
-        """Forget that owners died with this shard."""
+    async def trust(self, grant: Grant, unclean_count: int = 0) -> None:
+        """Forget that owners died with this shard, but for so many of them."""
 
     async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
         """Write what became of a turn. Of the keys that it names, the answer is those that are set aside now."""

@@ -558,6 +558,22 @@ def test_an_event_whose_confirmation_was_refused_is_read_again() -> None:
     passes(history)
 
 
+def test_the_charge_for_a_crash_may_fall_into_an_outage_and_the_event_is_sent_later() -> None:
+    world = World()
+    world.take("w1")
+    (event_id,) = world.commit("a")
+    world.turn("w1", dies="confirmed")
+    world.take("w2")
+    row = world.rows[event_id]
+    row.attempts += 1
+    world._changed(row, "pending", "pending", by="w2")
+    charged = world.history.changes[-1]
+    world.history.faults.append(Fault(charged.at - CLOCK - 0.01, "broker", until=charged.at - CLOCK + 0.01))
+    world.turn("w2")
+
+    passes(world.rest())
+
+
 def test_the_attempt_that_succeeds_beside_an_outage_is_no_charge() -> None:
     history = calm().rest()
     change = change_of(history, "e1", "published")

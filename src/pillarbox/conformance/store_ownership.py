@@ -136,6 +136,8 @@ class OwnershipTests(StoreSetup):
         await store.trust(bob)
         eve = await self.lose(store, bob, "eve")
         assert (eve.suspect, eve.unclean_count) == (None, 1)
+        await store.trust(eve, 2)
+        assert (await self.lose(store, eve, "dan")).unclean_count == 3
 
     @pytest.mark.asyncio
     async def test_an_event_that_ended_is_no_longer_suspected(self, store: Store) -> None:

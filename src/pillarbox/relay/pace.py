@@ -85,14 +85,13 @@ class Caution:
         return _CAUTIOUS[self.deaths] if self.deaths else None
 
     def settled(self, events: int) -> bool:
-        """Whether the shard is trusted again from now on."""
-        if not self.deaths:
-            return False
+        """Whether there is a death less to be careful about, which the database should know."""
+        before = self.deaths
         self._settled += events
         while self.deaths and self._settled >= _CAUTIOUS[self.deaths - 1]:
             self._settled -= _CAUTIOUS[self.deaths - 1]
             self.deaths -= 1
-        return not self.deaths
+        return self.deaths < before
 
 
 @dataclass(slots=True)

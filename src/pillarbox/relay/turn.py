@@ -121,7 +121,7 @@ class Turns:
             known.update(aside)
             shard.look_for_due_at = min(shard.look_for_due_at, time.monotonic() + _DUE_SECONDS)
         if shard.caution.settled(len(settlement.published)):
-            await self.store.trust(shard.grant)
+            await self.store.trust(shard.grant, shard.caution.deaths)
 
     async def _settle_surely(self, shard: Shard, settlement: Settlement) -> set[str]:
         """Tried until the database answers: what was published and not settled will be published again."""

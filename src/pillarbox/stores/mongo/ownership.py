@@ -127,8 +127,8 @@ class OwnershipPart(CollectionsPart):
         if not await self._change_lease(grant, change):
             raise lost(grant)
 
-    async def trust(self, grant: Grant) -> None:
-        if not await self._change_lease(grant, [{"$set": {"unclean_count": 0}}, {"$unset": "suspect"}]):
+    async def trust(self, grant: Grant, unclean_count: int = 0) -> None:
+        if not await self._change_lease(grant, [{"$set": {"unclean_count": unclean_count}}, {"$unset": "suspect"}]):
             raise lost(grant)
 
     async def _change_lease(self, grant: Grant, change: Sequence[Mapping[str, Any]]) -> bool:

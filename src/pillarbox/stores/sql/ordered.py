@@ -140,8 +140,8 @@ class OrderedPart(SchemaPart):
         if not await self._db.execute(self._sql["suspect"], **fence(grant), suspect=suspect):
             raise lost(grant)
 
-    async def trust(self, grant: Grant) -> None:
-        if not await self._db.execute(self._sql["trust"], **fence(grant)):
+    async def trust(self, grant: Grant, unclean_count: int = 0) -> None:
+        if not await self._db.execute(self._sql["trust"], unclean_count=unclean_count, **fence(grant)):
             raise lost(grant)
 
     async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:

@@ -152,7 +152,7 @@ SHARED: Final[Mapping[str, str]] = {
     "renew": f"UPDATE {{lease}} SET lease_until = {{later:seconds}} WHERE {_FENCE}",
     "give": f"UPDATE {{lease}} SET owner = NULL, lease_until = NULL, suspect = NULL WHERE {_FENCE}",
     "suspect": f"UPDATE {{lease}} SET suspect = :suspect WHERE {_FENCE}",
-    "trust": f"UPDATE {{lease}} SET suspect = NULL, unclean_count = 0 WHERE {_FENCE}",
+    "trust": f"UPDATE {{lease}} SET suspect = NULL, unclean_count = :unclean_count WHERE {_FENCE}",
     "fence": f"SELECT 1 FROM {{lease}} WHERE {_FENCE} {{share_lock}}",
     "owned": f"SELECT 1 FROM {{lease}} WHERE {_FENCE}",
     # A turn.
