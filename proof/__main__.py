@@ -5,6 +5,7 @@ import gc
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -103,4 +104,10 @@ def judge(folder: Path, file: Path = _CARD) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # As Ctrl-C, also where a shell in the background had it ignored: so that nothing is left behind.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted; all that was started is closed")

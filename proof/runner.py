@@ -61,7 +61,7 @@ class Plan:
     on_dead: str = "skip"
     planted: str | None = None
     only: str | None = None  # one kind of fault; after a colon its point or clock
-    lease_seconds: float = 3.0
+    lease_seconds: float = 4.0
     prune_seconds: float = 5.0
     least_faults: int = 0  # the load goes on until there were so many
     least_transactions: int = 0
@@ -107,8 +107,8 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
         save(folder, "run", run)
         samples = Samples(database, crew, folder)
         _break_things(plan, database, kafka, crew, tell)
-        crew.stop_writers()
         run.healed = time.monotonic()
+        crew.stop_writers()
         tell("nothing is broken any more; waiting until nothing waits")
         _rest(samples, crew, plan)
         samples.close()

@@ -1,6 +1,7 @@
 """One client of the application, in a process of its own: it commits, rolls back, holds transactions, and is killed."""
 
 import json
+import os
 import random
 import signal
 import sys
@@ -43,6 +44,7 @@ def run(load: Load, stop: threading.Event) -> None:
     database = kind_of(load.store)(Path(load.folder), load.url)
     log = Log(Path(load.folder) / "writers.jsonl")
     writer = database.writer(load.planted)
+    writer.wait = stop.wait
     chance = random.Random(load.seed)
     while not stop.is_set():
         keys = {_key(load, chance) for _ in range(chance.choice((1, 1, 1, 2, 3)))}
@@ -76,9 +78,15 @@ def as_argument(load: Load) -> str:
     return json.dumps(asdict(load))
 
 
+def _end_with_the_harness() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    threading.Thread(target=_end_with_the_harness, daemon=True).start()
     run(Load(**json.loads(sys.argv[1])), stop)
 
 

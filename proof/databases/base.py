@@ -1,8 +1,9 @@
 """What a run asks of a database."""
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ class Writer(ABC):
 
     def __init__(self) -> None:
         self._outbox = Outbox()
+        self.wait: Callable[[float], object] = time.sleep  # with its transaction open
 
     def _add(self, tx: Any, each: Written, event_id: UUID, mark: str, body: bytes) -> None:
         if each.invalid is not None:

@@ -38,7 +38,7 @@ class MongoWriter(Writer):
                 session.start_transaction()
                 ids.extend(self._write(session, each) for each in sorted(wanted))
                 if hold_seconds:
-                    time.sleep(hold_seconds)
+                    self.wait(hold_seconds)
                 if not commit:
                     session.abort_transaction()
                     return "rolled_back", ids

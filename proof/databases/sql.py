@@ -1,7 +1,6 @@
 """What PostgreSQL, MySQL and SQLite share: triggers log each change of the outbox, by the database's clock."""
 
 import re
-import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,7 +37,7 @@ class SqlWriter(Writer):
             # In one order, so that two clients cannot wait for each other.
             ids.extend(self._write(connection, cursor, each) for each in sorted(wanted))
             if hold_seconds:
-                time.sleep(hold_seconds)
+                self.wait(hold_seconds)
             if not commit:
                 connection.rollback()
                 if self._planted == EVENT_IN_A_TRANSACTION_OF_ITS_OWN:
