@@ -481,7 +481,9 @@ MUTANTS: Mapping[str, Mutant] = {
         "test_an_event_that_ended_is_no_longer_suspected",
         suspect=["suspect = :suspect", "suspect = COALESCE(:suspect, suspect)"],
     ),
-    "keeps the count": bug("test_a_clean_stretch_clears_suspect_and_count", trust=[", unclean_count = :unclean_count", ""]),
+    "keeps the count": bug(
+        "test_a_clean_stretch_clears_suspect_and_count", trust=[", unclean_count = :unclean_count", ""]
+    ),
     "suspects without token": bug("test_a_stale_owner_suspects_nobody", suspect=[FENCE, ""], trust=[FENCE, ""]),
     "polls wrong workers": misreports("test_a_poll_counts_the_live_workers", live=3),
     "polls a wrong rank": misreports("test_a_poll_counts_the_live_workers", rank=0),

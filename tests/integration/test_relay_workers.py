@@ -1,6 +1,7 @@
 """Several workers: fair shares, clean hand-over, and no disorder when one of them loses its leases."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -10,7 +11,7 @@ from pillarbox.event import Status
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Relay
 from pillarbox.relay.worker import StreamWorker
-from pillarbox.store import Store
+from pillarbox.store import Grant, Settlement, Store
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
     LEASE,
@@ -146,6 +147,36 @@ async def test_a_stop_takes_back_what_hangs(outbox: Outbox, store: Store) -> Non
         await settled(store, {Status.PUBLISHED: 5})
     assert by_key(to.deliveries) == in_order(["k"], 5)
     assert set(await attempts(store)) == {1}, "nothing was charged"
+
+
+@pytest.mark.parametrize(("noted", "left"), [("nothing", 2), ("settled", 2), ("waiting", 3)])
+async def test_an_owner_that_had_settled_all_it_sent_did_not_die_of_it(
+    outbox: Outbox, store: Store, noted: str, left: int
+) -> None:
+    (event,) = numbered(key_of(0), 1)
+    await store.add([event])
+    await store.pause(STREAM, "test")
+    grants: Sequence[Grant] = ()
+    for ghost in ("ghost-1", "ghost-2", "ghost-3"):
+        await store.join(STREAM, ghost, 0.05)
+        grants = await eventually_taken(store, ghost)
+    if noted != "nothing":
+        await store.suspect(grants[0], event)
+    if noted == "settled":
+        await store.settle(grants[0], Settlement(published=[event]))
+    async with relay(outbox(), stream(MemoryPublisher(), lease_seconds=60)):
+        await eventually(lambda: owners(store), lambda found: list(found.values()) == [4] and "ghost" not in str(found))
+    (heir, *_) = await store.take(STREAM, "heir", 4, 60)
+    assert (heir.shard, heir.unclean_count) == (0, left)
+
+
+async def eventually_taken(store: Store, worker: str) -> Sequence[Grant]:
+    """All shards, once the leases of whoever had them have run out."""
+    grants: list[Grant] = []
+    while len(grants) < store.shards:
+        grants += await store.take(STREAM, worker, 4, 0.05)
+        await asyncio.sleep(0.02)
+    return sorted(grants)
 
 
 class Wedged(MemoryPublisher):

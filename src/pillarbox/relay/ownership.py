@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from pillarbox.errors import LeaseLost, StoreDown
+from pillarbox.event import Status
 from pillarbox.relay.pace import BatchSize, Caution
 from pillarbox.relay.stream import Stream
 from pillarbox.store import Grant, Store, Work
@@ -82,6 +84,7 @@ class Ownership:
         name, lease = self.stream.name, self.stream.lease_seconds
         taken = False
         for grant in await self.store.take(name, self.worker, limit, lease):
+            deaths = await self._deaths(grant)
             if grant.unclean_count:
                 log.warning(
                     "stream '%s': took over shard %d from a worker that died (%d in a row)",
@@ -91,10 +94,28 @@ class Ownership:
                     extra={"action": "took_over", "stream": name, "shard": grant.shard},
                 )
             until = sent + lease * 2 / 3
-            shard = Shard(grant, None, self.batch, until, Caution(grant.unclean_count), charge=grant.suspect)
-            self.shards[grant.shard] = shard
+            # Only one that worked alone had noted the very event that it died with; others note the first of several.
+            charge = grant.suspect if Caution(grant.unclean_count - 1).limit == 1 else None
+            self.shards[grant.shard] = Shard(grant, None, self.batch, until, Caution(deaths), charge=charge)
             taken = True
         return taken
+
+    async def _deaths(self, grant: Grant) -> int:
+        """Of how many owners this shard may be the cause. One that was careful had noted what it was about to send: if
+        all of that is settled, it did not die of it."""
+        deaths = grant.unclean_count
+        if deaths < 2:
+            return deaths
+        try:
+            found = None if grant.suspect is None else await self.store.look(grant.suspect)
+            if found is not None and found.event.status not in (Status.PUBLISHED, Status.DEAD):
+                # So that what the next owner finds noted is this one's own.
+                await self.store.suspect(grant, None)
+                return deaths
+            await self.store.trust(grant, deaths - 1)
+        except (StoreDown, LeaseLost):
+            return deaths  # the shard is ours, or the next turn finds that it is not
+        return deaths - 1
 
     async def renew(self) -> None:
         """Extend every lease, and forget the shards that are lost."""

@@ -79,7 +79,7 @@ class Turns:
         if shard.charge is not None and events[0].id == shard.charge:
             shard.charge = None
             return [retry(_DIED), *[UNTRIED] * (len(events) - 1)]
-        if shard.alone:
+        if shard.caution.deaths:
             await self.store.suspect(shard.grant, events[0])
         try:
             outcomes = await self.publisher.publish(events)
@@ -99,7 +99,7 @@ class Turns:
             self.breaker.failed(time.monotonic(), down.error or "")
         elif any(outcome.result is not Result.UNTRIED for outcome in outcomes):
             self.breaker.succeeded()
-        if shard.alone:
+        if shard.caution.deaths:
             # It ended without killing anybody.
             await self.store.suspect(shard.grant, None)
         return outcomes
