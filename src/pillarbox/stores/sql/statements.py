@@ -46,9 +46,7 @@ class Dialect:
     later: str  # with {} for the parameter
     among: str  # with {} for the parameter
     has_meta: str  # FROM ... WHERE the table {meta} exists
-    tables: (
-        str  # the name FROM ... WHERE it is a table of :schema, or of the schema that needs no name
-    )
+    tables: str  # the name FROM ... WHERE it is a table of :schema, or of the schema that needs no name
     version: str  # of the server
     param: str  # "$" numbers the parameters, ":" names them, "%" is %s for each place of one
     skip_locked: str = ""
