@@ -6,7 +6,8 @@ from functools import cached_property
 
 from pillarbox.errors import ConfigError
 
-_TABLES = ("meta", "event", "stream", "worker", "lease", "blocked_key", "dead_letter", "audit", "sleeper", "key_lock")
+# Of every database; none has them all.
+TABLES = ("meta", "event", "stream", "worker", "lease", "blocked_key", "dead_letter", "audit", "sleeper", "key_lock")
 _INDEXES = ("ready_index", "aside_index", "due_index", "leased_index", "blocked_due_index", "dead_index")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 
@@ -29,6 +30,6 @@ class Names:
     def parts(self) -> dict[str, str]:
         """What the placeholders of a statement stand for."""
         before = f"{self.schema}." if self.schema else ""
-        parts = {name: f"{before}{self.prefix}_{name}" for name in (*_TABLES, "wake", "event_seq")}
+        parts = {name: f"{before}{self.prefix}_{name}" for name in (*TABLES, "wake", "event_seq")}
         parts |= {name: f"{self.prefix}_{name.removesuffix('_index')}" for name in (*_INDEXES, "wake_trigger")}
         return parts | {"channel": f"{self.schema or 'public'}_{self.prefix}"}

@@ -1,7 +1,11 @@
 """Tasks that have to end."""
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 _AGAIN_SECONDS: Final = 1.0
 
@@ -15,3 +19,16 @@ async def ended(task: asyncio.Task[Any]) -> None:
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=_AGAIN_SECONDS)
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """What must not stay half done, or be done nobody knows when: whoever is called back, however often, waits for its
+    end before he goes."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise

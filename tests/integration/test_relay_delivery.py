@@ -287,6 +287,40 @@ async def test_a_relay_that_runs_is_not_started_twice(sqlite: SqlOutbox, store: 
             await running.start()
 
 
+async def test_drain_is_not_deceived_by_a_turn_that_ends_during_a_poll(
+    sqlite: SqlOutbox, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to, behind = Gate(), sqlite()
+    real_poll = behind.poll
+    polled, go_on = asyncio.Event(), asyncio.Event()
+    held = False
+
+    async def poll(*arguments: Any) -> Work:
+        is_held = held and not polled.is_set()
+        work = await real_poll(*arguments)
+        if is_held:
+            polled.set()
+            await go_on.wait()
+        return work
+
+    monkeypatch.setattr(behind, "poll", poll)
+    key = key_of(0)
+    await store.add(numbered(key, 1))
+    async with relay(behind, stream(to)) as running:
+        await until(lambda: to.calls == 1)
+        # Its turn has read; the shard is busy and left out of the poll.
+        await store.add(numbered(key, 1, first=2))
+        draining = asyncio.create_task(running.drain())
+        await asyncio.sleep(0)
+        held = True
+        await polled.wait()
+        to.let(100)
+        await until(lambda: not running._workers[STREAM]._busy)
+        go_on.set()
+        await draining
+        assert by_key(to.deliveries) == {key: [1, 2]}
+
+
 async def test_a_drain_outlives_a_worker_that_fails(
     sql: SqlOutbox, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pillarbox.errors import StoreDown
-from pillarbox.stores.mongo.database import _to_its_end
 from pillarbox.stores.mongo.wake import Watcher
-from pillarbox.tasks import ended
+from pillarbox.tasks import ended, to_its_end
 
 pytestmark = pytest.mark.asyncio
 
@@ -84,7 +83,7 @@ async def test_a_transaction_runs_to_its_end_however_often_it_is_cancelled() -> 
         await goes_on.wait()
         done.append("committed")
 
-    task = asyncio.create_task(_to_its_end(work()))
+    task = asyncio.create_task(to_its_end(work()))
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()

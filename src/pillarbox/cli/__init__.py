@@ -10,6 +10,7 @@ from typing import Any
 from pillarbox import __version__
 from pillarbox.cli import (
     audit,
+    bench,
     completion,
     dead,
     demo,
@@ -53,6 +54,7 @@ def build() -> Parser:
     maintenance.add(group)
     reconcile.add(group)
     audit.add(group)
+    bench.add(group)
     completion.add(group, build)
     return parser
 

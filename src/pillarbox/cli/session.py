@@ -5,7 +5,7 @@ import getpass
 import inspect
 import re
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -23,6 +23,11 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 def make_store(settings: Settings) -> Store:
     """The store that was configured, not yet open."""
+    return store_maker(settings)()
+
+
+def store_maker(settings: Settings) -> Callable[..., Store]:
+    """What makes the store that was configured; keyword arguments count more than settings."""
     options = settings.scope(STORE)
     url = options.pop("store", None)
     if url is None:
@@ -44,8 +49,12 @@ def make_store(settings: Settings) -> Store:
             said = settings.given(name)
             origin = said.origin if said else name
             raise ConfigError(f"{origin} means nothing to a {url.partition(':')[0]} store; leave it out")
-    store: Store = kind.from_url(url, **options)
-    return store
+
+    def make(**others: Any) -> Store:
+        store: Store = kind.from_url(url, **{**options, **others})
+        return store
+
+    return make
 
 
 @asynccontextmanager

@@ -7,8 +7,8 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Self
 
 from pillarbox.errors import ConfigError, DestinationDown, PillarboxError, StoreDown
@@ -70,7 +70,7 @@ class Relay:
         # Unique to this start of this process: a restarted worker must not be taken for the one that died.
         self.name = f"{name or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._grace = grace_seconds
-        self._streams = [(stream, self._publisher(stream), _rules(stream, keep)) for stream in streams]
+        self._streams = [(stream, publisher_of(stream), _rules(stream, keep)) for stream in streams]
         self._workers: dict[str, StreamWorker] = {}
         self._serves = {name: asyncio.Event() for name in names}
         self._wrong: dict[str, ConfigError] = {}  # a drain would wait for these for ever
@@ -102,24 +102,6 @@ class Relay:
         ]
         reconciles = [Reconcile(self.store, check, grace_seconds=self._grace) for check in self.checks]
         return [prune, Watch(self.store, interval_seconds=watch_seconds), *rescues, *reconciles]
-
-    @staticmethod
-    def _publisher(stream: Stream) -> Publisher:
-        strict = stream.on_dead is not OnDead.SKIP
-        publisher = stream.to
-        if isinstance(publisher, str):
-            options = {"strict_keys": True} if strict and publisher.startswith("kafka:") else {}
-            publisher = publisher_from_url(publisher, **options)
-        limited = getattr(publisher, "limited_to", None)
-        if limited is not None:
-            slots = stream.concurrency if stream.mode is Mode.QUEUE else max(stream.concurrency, stream.slots or 0)
-            publisher = limited(slots)
-        if strict and not publisher.features.strict_keys:
-            raise ConfigError(
-                f"stream '{stream.name}': on_dead={stream.on_dead} needs a publisher that sends nothing of a key after "
-                f"a rejected event; give {publisher.description.split()[0]} strict_keys=True"
-            )
-        return publisher
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -171,11 +153,11 @@ class Relay:
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, as the one thing that this process does."""
+        with seldom_collecting():
+            await self._run()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        # Events come and go by the thousand and form no cycles: looking for some after every 700 objects is wasted.
-        before = gc.get_threshold()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 100)
         asked = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, asked.set)
@@ -194,8 +176,6 @@ class Relay:
             loop.remove_signal_handler(signal.SIGINT)
             await self.stop()
             loop.remove_signal_handler(signal.SIGTERM)
-            gc.set_threshold(*before)
-            gc.unfreeze()
 
     async def drain(self) -> None:
         """Wait until no event is ready to be published; those that wait for a retry or an instant do not count."""
@@ -297,6 +277,38 @@ class Relay:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait)
             wait = min(longest, wait * 2)
+
+
+def publisher_of(stream: Stream) -> Publisher:
+    """The destination of a stream, as its settings want it."""
+    strict = stream.on_dead is not OnDead.SKIP
+    publisher = stream.to
+    if isinstance(publisher, str):
+        options = {"strict_keys": True} if strict and publisher.startswith("kafka:") else {}
+        publisher = publisher_from_url(publisher, **options)
+    limited = getattr(publisher, "limited_to", None)
+    if limited is not None:
+        slots = stream.concurrency if stream.mode is Mode.QUEUE else max(stream.concurrency, stream.slots or 0)
+        publisher = limited(slots)
+    if strict and not publisher.features.strict_keys:
+        raise ConfigError(
+            f"stream '{stream.name}': on_dead={stream.on_dead} needs a publisher that sends nothing of a key after "
+            f"a rejected event; give {publisher.description.split()[0]} strict_keys=True"
+        )
+    return publisher
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """Events come and go by the thousand and form no cycles: looking for some after every 700 objects is wasted."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def _rules(stream: Stream, keep_published: bool) -> Rules:

@@ -152,6 +152,7 @@ class StreamWorker(ABC):
             self._joined = True
         self._changed.clear()
         self._polls += 1
+        was_busy = self._busy
         work = await self._poll()
         found = False
         if work.scheduled and not work.paused:
@@ -165,7 +166,8 @@ class StreamWorker(ABC):
         elif self._pace.drowsy and not self._dozing and self._store.features.wake_up:
             await self._set_dozing(True)
             return  # one more look: an event may have come just before the database knew that we sleep
-        elif not work.paused:
+        # What was busy is not polled: its turn may have ended meanwhile, and left what came after its read.
+        elif not work.paused and not was_busy:
             self._quiet_poll = self._polls
             self.idle.set()
         await self._wait(self._seconds_to_next_poll())

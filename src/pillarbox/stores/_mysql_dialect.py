@@ -12,6 +12,8 @@ DIALECT = Dialect(
     later="TIMESTAMPADD(MICROSECOND, {} * 1000000, UTC_TIMESTAMP(6))",
     among="IN {}",
     has_meta="FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = '{meta}'",
+    tables="table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE'",
+    version="version()",
     param="%",
     skip_locked="FOR UPDATE SKIP LOCKED",
     share_lock="LOCK IN SHARE MODE",

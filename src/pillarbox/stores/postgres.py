@@ -98,6 +98,8 @@ class PostgresStore(SqlStore):
         later="now() + {} * interval '1 second'",
         among="= ANY({})",
         has_meta="WHERE to_regclass('{meta}') IS NOT NULL",
+        tables="tablename FROM pg_tables WHERE schemaname = coalesce(lower(:schema), current_schema())",
+        version="current_setting('server_version')",
         param="$",
         skip_locked="FOR UPDATE SKIP LOCKED",
         share_lock="FOR SHARE",
@@ -151,6 +153,10 @@ class PostgresStore(SqlStore):
         async with self._db.transaction() as tx:
             await tx.fetch(self._sql["lock_migration"], name=f"pillarbox {self._names.parts['meta']}")
             yield tx
+
+    async def _drop(self, tx: Connection) -> None:
+        await super()._drop(tx)
+        await tx.run(f"DROP FUNCTION IF EXISTS {self._names.parts['wake']}()")
 
     async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
         if not grants:

@@ -28,6 +28,8 @@ DIALECT = Dialect(
     later=f"strftime('{_FORMAT}', 'now', {{}} || ' seconds')",
     among="IN (SELECT value FROM json_each({}))",
     has_meta="FROM sqlite_master WHERE type = 'table' AND name = '{meta}'",
+    tables="name FROM sqlite_master WHERE type = 'table'",
+    version="sqlite_version()",
     param=":",
     use_ready="INDEXED BY {ready_index}",
 )
@@ -208,13 +210,26 @@ class SqliteStore(SqlStore):
         return cls(path, **options)
 
     async def open(self, on_wake: Callable[[str], None] | None = None) -> None:
+        self._refuse_a_missing_file()
+        await super().open(on_wake)
+
+    async def remove(self) -> bool:
+        return not self._is_missing() and await super().remove()
+
+    async def prefixes(self) -> Sequence[str]:
+        self._refuse_a_missing_file()
+        return await super().prefixes()
+
+    def _refuse_a_missing_file(self) -> None:
         # Connecting would make an empty file of any misspelt name.
-        if self._path != ":memory:" and not self._path.startswith("file:") and not Path(self._path).exists():
+        if self._is_missing():
             raise SchemaError(
                 f"{self.description} does not exist; correct the path, "
                 "or make it with `pillarbox init` or `await store.migrate()`"
             )
-        await super().open(on_wake)
+
+    def _is_missing(self) -> bool:
+        return self._path != ":memory:" and not self._path.startswith("file:") and not Path(self._path).exists()
 
     @staticmethod
     def _as_uuid(value: str | None) -> UUID | None:

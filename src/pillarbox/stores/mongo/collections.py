@@ -86,6 +86,36 @@ class CollectionsPart(OutboxPart):
         run = [step.name for step in schema.STEPS if step.number > version]
         return run if changed.modified_count else []
 
+    async def remove(self) -> bool:
+        """Drop the collections of this outbox, its events too; False: there was none.
+
+        Let what uses it stop before: a writer that goes on makes a collection anew. Refused are the collections of a
+        newer release, for it may have made more than this one knows. Safe to call again; a new outbox of that name
+        needs a new store.
+        """
+        await self._db.open()
+        with self._db.errors():
+            found = await self._db.collection("meta").find_one({"_id": schema.META_ID})
+            if found is None:
+                return False
+            self._refuse_a_newer(int(found["version"]))
+            await asyncio.gather(*(self._db.collection(name).drop() for name in schema.COLLECTIONS))
+            # What tells that there is an outbox goes last: a removal that was cut short is run again.
+            await self._db.collection("meta").drop()
+        return True
+
+    async def prefixes(self) -> Sequence[str]:
+        """What can be the prefix of an outbox in the same database: what stands before ``_meta`` in names."""
+        await self._db.open()
+        with self._db.errors():
+            names = await self._db.opened.list_collection_names(filter={"name": {"$regex": "_meta$"}})
+        return sorted(name.removesuffix("_meta") for name in names)
+
+    async def server_version(self) -> str:
+        """As the server says it."""
+        with self._db.errors():
+            return str((await self._db.opened.command("buildInfo"))["version"])
+
     async def _create(self, name: str) -> None:
         options = {"validator": schema.validator(self._shards)} if name == "event" else {}
         own = schema.collection(self._names, name)

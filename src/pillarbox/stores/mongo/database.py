@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Final, TypeAlias, TypeVar
 
@@ -32,6 +32,7 @@ from pillarbox.errors import ConfigError, DuplicateEvent, SchemaError, StoreDown
 from pillarbox.names import Names
 from pillarbox.stores.mongo.documents import Document
 from pillarbox.stores.mongo.schema import COLLECTIONS, collection
+from pillarbox.tasks import to_its_end
 
 log = logging.getLogger("pillarbox.stores.mongo")
 
@@ -192,7 +193,7 @@ class MongoDatabase:
 
     async def _transact(self, work: Callable[[Session | None], Awaitable[T]], session: Session) -> T:
         with pymongo.timeout(_COMMAND_SECONDS):
-            return await _to_its_end(session.with_transaction(work, *_STEADY))
+            return await to_its_end(session.with_transaction(work, *_STEADY))
 
     async def clock(self) -> datetime:
         with self.errors():
@@ -242,19 +243,6 @@ class MongoDatabase:
         if code in _SCHEMA:
             return SchemaError(f"{self.name}: {words}; make the collections with `pillarbox init`")
         return StoreError(f"{self.name}: {words}")
-
-
-async def _to_its_end(work: Awaitable[T]) -> T:
-    """A transaction that is called back half-way, however often, would stay open on the server, or commit nobody knows
-    when."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        raise
 
 
 def _code(error: PyMongoError) -> int | None:

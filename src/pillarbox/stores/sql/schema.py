@@ -5,7 +5,8 @@ from contextlib import AbstractAsyncContextManager
 from importlib.resources import files
 from typing import ClassVar, NamedTuple
 
-from pillarbox.names import Names
+from pillarbox.errors import SchemaError
+from pillarbox.names import TABLES, Names
 from pillarbox.stores._outbox import OutboxPart
 from pillarbox.stores.sql.database import Connection, Database
 from pillarbox.stores.sql.statements import SHARED, Dialect, Statement
@@ -68,6 +69,40 @@ class SchemaPart(OutboxPart):
                     run.append(step.name)
         return run
 
+    async def remove(self) -> bool:
+        """Drop the tables of this outbox with all that belongs to them, its events too; False: there was none.
+
+        Let what uses it stop before. Refused are the tables of a newer release, for it may have made more than this one
+        knows, and tables that are not an outbox's. Safe to call again; a new outbox of that name needs a new store.
+        """
+        await self._db.open()
+        async with self._migrating() as tx:
+            if not await self._has(tx, "meta"):
+                return False
+            meta = await self._meta(tx)
+            if meta and "schema_version" not in meta:
+                where = f"the table {self._names.parts['meta']} in {self.description}"
+                raise SchemaError(f"{where} is not of an outbox; correct the prefix")
+            self._refuse_a_newer(int(meta.get("schema_version", 0)))
+            await self._drop(tx)
+        return True
+
+    async def _drop(self, tx: Connection) -> None:
+        # The table that tells that there is an outbox goes last: a removal that was cut short is run again.
+        for name in reversed(TABLES):
+            if await self._has(tx, name):
+                await tx.run(f"DROP TABLE {self._names.parts[name]}")
+
+    async def prefixes(self) -> Sequence[str]:
+        """What can be the prefix of an outbox in the same place: what stands before ``_meta`` in names of tables."""
+        await self._db.open()
+        rows = await self._db.fetch(self._sql["tables"], schema=self._names.schema)
+        return sorted(name.removesuffix("_meta") for (name,) in rows if name.endswith("_meta"))
+
+    async def server_version(self) -> str:
+        """As the database says it."""
+        return str((await self._db.fetch(self._sql["version"]))[0][0])
+
     def script(self, after: int = 0) -> str:
         """The migrations above this version as SQL, for those who run it by another tool."""
         meta = self._names.parts["meta"]
@@ -89,6 +124,11 @@ class SchemaPart(OutboxPart):
         if not await connection.fetch(self._sql["has_meta"]):
             return {}
         return dict(await connection.fetch(self._sql["meta"]))
+
+    async def _has(self, connection: Connection, name: str) -> bool:
+        """Whether this table of the outbox exists."""
+        parts = {**self._names.parts, "meta": self._names.parts[name]}
+        return bool(await connection.fetch(Statement(SHARED["has_meta"], self.dialect, parts)))
 
     async def _version(self) -> int:
         meta = await self._meta(self._db)

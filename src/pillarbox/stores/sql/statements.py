@@ -46,6 +46,8 @@ class Dialect:
     later: str  # with {} for the parameter
     among: str  # with {} for the parameter
     has_meta: str  # FROM ... WHERE the table {meta} exists
+    tables: str  # the name FROM ... WHERE it is a table of :schema, or of the schema that needs no name
+    version: str  # of the server
     param: str  # "$" numbers the parameters, ":" names them, "%" is %s for each place of one
     skip_locked: str = ""
     share_lock: str = ""
@@ -103,6 +105,8 @@ class Statement:
             "false": dialect.false,
             "integer": dialect.integer,
             "has_meta": dialect.has_meta.format(**names),
+            "tables": dialect.tables,
+            "version": dialect.version,
             "now": dialect.now,
         }
         history = dialect.history.format(newline=dialect.newline)
@@ -127,6 +131,8 @@ SHARED: Final[Mapping[str, str]] = {
     # Schema.
     "has_meta": "SELECT 1 {has_meta}",
     "meta": "SELECT name, value FROM {meta}",
+    "tables": "SELECT {tables}",
+    "version": "SELECT {version}",
     "set_meta": """INSERT INTO {meta} (name, value) VALUES (:name, :value)
         {upsert:name} value = :value""",
     # Writing.
