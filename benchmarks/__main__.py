@@ -28,7 +28,7 @@ def _arguments() -> argparse.Namespace:
     choices = [*ROWS, ALL_PEERS]
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--only", nargs="+", choices=choices, metavar="NAME", help=f"of {', '.join(choices)}")
-    which.add_argument("--all", action="store_true", help="every row, with more events and rounds: an hour or two")
+    which.add_argument("--all", action="store_true", help="every row, with more events and rounds: an hour or so")
     parser.add_argument("--rounds", type=int, help="of each side")
     parser.add_argument("--quick", action="store_true", help="smaller backlogs: to see that it works, not how fast")
     return parser.parse_args()
@@ -124,7 +124,8 @@ def main() -> int:
     if run.rows:
         _finish(run)
     if interrupted:
-        print(f"interrupted; the servers are closed, and {FILE if run.rows else 'nothing'} has what was measured")
+        kept = f"{FILE} has the rows that were complete" if run.rows else "no row was complete"
+        print(f"interrupted; the servers are closed, and {kept}")
     if run.failed:
         print(f"failed: {', '.join(run.failed)}")
     return 1 if interrupted or run.failed else 0

@@ -92,7 +92,7 @@ def grids(rows: Sequence[dict[str, Any]]) -> list[list[list[str]]]:
 
     The ratio is the median of paired rounds, low and high the extremes of those pairs.
     """
-    names = dict.fromkeys(row["against"] for row in rows)
+    names = sorted(dict.fromkeys(row["against"] for row in rows), key=lambda name: name != "floor")
     found = [_grid([row for row in rows if row["against"] == name], name) for name in names]
     latencies = _latencies(rows)
     return [*found, latencies] if latencies else found

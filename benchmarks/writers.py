@@ -153,5 +153,5 @@ def writers(bed: Bed, scale: Scale) -> list[Row]:
         rows.append(row)
         found = row.as_dict()
         alone = f", without commit {found['ratio_without_commit']}" if "ratio_without_commit" in found else ""
-        say(f"  add-{name}: {found['ours']} us against {found['floor']}, ratio {found['ratio']}{alone}")
+        say(f"  add-{name}: {found['ours']} us against {found['other']}, ratio {found['ratio']}{alone}")
     return rows

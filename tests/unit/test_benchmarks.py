@@ -33,7 +33,8 @@ class TestChoice:
         }
         names = chosen(None)
         assert wanted <= set(names)
-        assert sum(ROWS[name].seconds for name in names) < 0.95 * DEFAULT_SECONDS
+        # The servers take a while too.
+        assert sum(ROWS[name].seconds for name in names) < DEFAULT_SECONDS - 30
 
     def test_by_default_nothing_slow_is_measured(self) -> None:
         slow = {"postgres-backlog-5m", "mariadb-kafka", "peer-debezium-cold", "peer-omni-box", "postgres-grid"}
