@@ -62,14 +62,17 @@ class Run:
         say("warming up")
         drains.warm_up(bed, self._scale)
         self._measuring_since = time.monotonic()
+        late = []
         for name in names:
             if self._is_too_late(name):
-                _left_out(name, "there is no time for it in this run; ask for it with --only, or for all with --all")
+                late.append(name)
                 continue
             say(f"{name} ({self.seconds:.0f} s)")
             self._one(bed, name)
             self._expected += ROWS[name].seconds
             self.write()
+        if late:
+            _left_out(", ".join(late), "no time in a default run; ask for a row with --only, or for all with --all")
 
     def _one(self, bed: Bed, name: str) -> None:
         entry = ROWS[name]

@@ -10,14 +10,14 @@ class Scale:
     rounds: int = 3
     rounds_without_bar: int = 2
     """Of rows that nothing is asked of; two still have a spread."""
-    events: int = 100_000
+    events: int = 80_000
     waiting: int = 1_000_000
     most_waiting: int = 5_000_000
     few_waiting: int = 20_000
     held: int = 100_000
     payload_bytes: int = 200_000_000
     """Of all large payloads of one drain together."""
-    latency_seconds: float = 3.0
+    latency_seconds: float = 2.5
     idle_seconds: float = 5.0
 
     def with_rounds(self, rounds: int) -> "Scale":
