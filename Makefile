@@ -7,7 +7,7 @@ BROKER ?= kafka
 SECONDS ?= 60
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help env demo example test quick check format docs servers bench prove long lock build clean
+.PHONY: help env demo example test quick check format docs servers bench figures prove long lock build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,8 +45,11 @@ docs: env ## build the documentation into build/docs
 servers: env ## fetch every server that the tests use
 	@$(PY) -m tests.servers fetch
 
-bench: env servers ## floor, ours and ratio, into build/bench.json
+bench: env servers ## floor, ours, peers and ratios in ten minutes, into build/bench.json (ARGS=--all for all of it)
 	@$(PY) -m benchmarks $(ARGS)
+
+figures: env ## put the tables and plots of a benchmark into the documentation (FILE=build/bench.json)
+	@$(PY) -m benchmarks.plots $(FILE)
 
 prove: env servers ## break everything for a while and check each event (STORE= BROKER= SECONDS= SEED= ARGS=)
 	@$(PY) -m proof run --store $(STORE) --broker $(BROKER) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)

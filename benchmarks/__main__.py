@@ -1,101 +1,147 @@
-"""`python -m benchmarks [--only NAME ...] [--rounds N] [--quick]`"""
+"""`python -m benchmarks [--all | --only NAME ...] [--rounds N] [--quick]`"""
 
 import argparse
 import asyncio
 import dataclasses
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+import traceback
 from pathlib import Path
+from typing import Any
 
-from benchmarks import drains, latency, report, writers
+from benchmarks import drains, machine, report
 from benchmarks.bed import Bed, say
-from benchmarks.drains import QUICK, Scale
-from benchmarks.peers import debezium
-from benchmarks.peers import drains as peers
-from benchmarks.peers import latency as peers_latency
+from benchmarks.failures import PeerFailedError, first_line
 from benchmarks.report import Row
+from benchmarks.rows import ALL_PEERS, DEFAULT_SECONDS, ROWS, chosen
+from benchmarks.scale import LONG, QUICK, Scale
+from tests.servers import MissingError
 
-_ROWS: dict[str, Callable[[Bed, Scale], Row | list[Row]]] = {
-    "postgres-kafka": drains.postgres,
-    "postgres-kafka-deleted": drains.postgres_deleted,
-    "postgres-latency": latency.latency,
-    "postgres-hot-key": drains.hot_key,
-    "sqlite-kafka": drains.sqlite,
-    "postgres-idle": latency.idle,
-    "postgres-backlog-1m": drains.many_waiting,
-    "postgres-memory": drains.memory,
-    "mysql-kafka": drains.mysql,
-    "mysql-backlog-1m": drains.mysql_many_waiting,
-    "mariadb-kafka": drains.mariadb,
-    "mariadb-backlog-1m": drains.mariadb_many_waiting,
-    "mongo-kafka": drains.mongo,
-    "mongo-one-at-a-time": drains.mongo_one_at_a_time,
-    "mongo-backlog-1m": drains.mongo_many_waiting,
-    "add": writers.writers,
-}
-# Left out unless asked for: they install what is not ours.
-_PEERS: dict[str, Callable[[Bed, Scale], list[Row]]] = {
-    "peer-debezium": debezium.warm,
-    "peer-debezium-cold": debezium.cold,
-    "peer-debezium-latency": peers_latency.debezium,
-    "peer-txoutbox": peers.txoutbox,
-    "peer-txoutbox-latency": peers_latency.txoutbox,
-    "peer-faststream-outbox": peers.faststream_outbox,
-    "peer-omni-box": peers.omni_box,
-    "peer-loop": peers.loop,
-}
-_ALL_PEERS = "peers"
-_FILE = Path("build/bench.json")
+FILE = Path("build/bench.json")
+PLOTS = Path("build/plots")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Floor, ours and ratio.")
-    choices = [*_ROWS, _ALL_PEERS, *_PEERS]
-    parser.add_argument("--only", nargs="+", choices=choices, metavar="NAME", help=f"of {', '.join(choices)}")
-    parser.add_argument("--rounds", type=int, help="of each side (default 3)")
+    choices = [*ROWS, ALL_PEERS]
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="+", choices=choices, metavar="NAME", help=f"of {', '.join(choices)}")
+    which.add_argument("--all", action="store_true", help="every row, with more events and rounds: an hour or so")
+    parser.add_argument("--rounds", type=int, help="of each side")
     parser.add_argument("--quick", action="store_true", help="smaller backlogs: to see that it works, not how fast")
     return parser.parse_args()
 
 
-def chosen(only: list[str] | None) -> list[str]:
-    """The rows to measure, each once: without a choice all but the peers, which have a name for all of them."""
-    names = list(_ROWS) if only is None else only
-    each = [_PEERS if name == _ALL_PEERS else [name] for name in names]
-    return list(dict.fromkeys(name for names in each for name in names))
+def scale_of(arguments: argparse.Namespace) -> Scale:
+    """What was asked for by name may take its time."""
+    asked = arguments.all or arguments.only is not None
+    scale = QUICK if arguments.quick else LONG if asked else Scale()
+    return scale.with_rounds(arguments.rounds) if arguments.rounds else scale
 
 
-def _measure(bed: Bed, names: list[str], scale: Scale) -> list[Row]:
-    rows: list[Row] = []
-    say("warming up")
-    drains.warm_up(bed, scale)
-    for name in names:
-        say(name)
-        found = {**_ROWS, **_PEERS}[name](bed, scale)
-        rows += found if isinstance(found, list) else [found]
-    return rows
+class Run:
+    """Rows as they come; after each of them the file has all that there are."""
+
+    def __init__(self, scale: Scale, limit_seconds: float | None, begun: float) -> None:
+        self.rows: list[Row] = []
+        self.failed: list[str] = []
+        self.conditions: dict[str, Any] = {}
+        self._scale = scale
+        self._limit_seconds = limit_seconds
+        self._begun = begun
+        self._expected = 0.0
+        self._measuring_since = begun
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+    def measure(self, bed: Bed, names: list[str]) -> None:
+        say("warming up")
+        drains.warm_up(bed, self._scale)
+        self._measuring_since = time.monotonic()
+        late = []
+        for name in names:
+            if self._is_too_late(name):
+                late.append(name)
+                continue
+            say(f"{name} ({self.seconds:.0f} s)")
+            self._one(bed, name)
+            self._expected += ROWS[name].seconds
+            self.write()
+        if late:
+            _left_out(", ".join(late), "no time in a default run; ask for a row with --only, or for all with --all")
+
+    def _one(self, bed: Bed, name: str) -> None:
+        entry = ROWS[name]
+        begun = time.monotonic()
+        try:
+            found = entry.measure(bed, self._scale.for_bar(entry.bar is not None))
+        except (MissingError, PeerFailedError) as error:
+            _left_out(name, first_line(error))
+            return
+        except Exception as error:
+            # The other rows are worth having, and the run says at its end that it failed.
+            traceback.print_exception(error)
+            print(f"failed    {name}: {first_line(error)}", flush=True)
+            self.failed.append(name)
+            return
+        took = {"took_seconds": time.monotonic() - begun}
+        for row in found if isinstance(found, list) else [found]:
+            self.rows.append(dataclasses.replace(row, bar=entry.bar_of(row), extra={**row.extra, **took}))
+
+    def _is_too_late(self, name: str) -> bool:
+        """By how long the rows before it took, on this machine."""
+        if self._limit_seconds is None:
+            return False
+        pace = (time.monotonic() - self._measuring_since) / self._expected if self._expected else 1.0
+        return self.seconds + pace * ROWS[name].seconds > self._limit_seconds
+
+    def write(self) -> None:
+        report.write(FILE, {**self.conditions, "seconds": round(self.seconds)}, self.rows)
 
 
-def main() -> None:
+def _left_out(name: str, reason: str) -> None:
+    print(f"left out  {name}: {reason}", flush=True)
+
+
+def main() -> int:
     arguments = _arguments()
-    scale = QUICK if arguments.quick else Scale()
-    if arguments.rounds:
-        scale = dataclasses.replace(scale, rounds=arguments.rounds)
+    load, names = os.getloadavg()[0], chosen(arguments.only, arguments.all)
+    is_default = arguments.only is None and not arguments.all
+    run = Run(scale_of(arguments), DEFAULT_SECONDS if is_default else None, time.monotonic())
     # As Ctrl-C, so that the servers are closed on the way out.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    begun = time.monotonic()
-    with Bed() as bed:
-        version = asyncio.run(bed.question("SHOW server_version"))
-        print(report.heading(" ".join(["python -m benchmarks", *sys.argv[1:]]), version), flush=True)
-        rows = _measure(bed, chosen(arguments.only), scale)
-    report.write(rows, _FILE)
-    print(f"took      {time.monotonic() - begun:.0f} s, {scale.rounds} rounds of each side in turn\n")
-    print(report.table(rows))
+    interrupted = False
+    try:
+        with Bed() as bed:
+            version = asyncio.run(bed.question("SHOW server_version"))
+            found = machine.conditions(" ".join(["python -m benchmarks", *sys.argv[1:]]), version, load)
+            print(found, flush=True)
+            run.conditions = found.as_dict()
+            run.measure(bed, names)
+    except KeyboardInterrupt:
+        interrupted = True
+    if run.rows:
+        _finish(run)
+    if interrupted:
+        kept = f"{FILE} has the rows that were complete" if run.rows else "no row was complete"
+        print(f"interrupted; the servers are closed, and {kept}")
+    if run.failed:
+        print(f"failed: {', '.join(run.failed)}")
+    return 1 if interrupted or run.failed else 0
+
+
+def _finish(run: Run) -> None:
+    from benchmarks import plots  # matplotlib would take memory and time from what is measured
+
+    run.write()
+    print(f"took      {run.seconds:.0f} s\n\n{report.table(run.rows)}\n")
+    drawn = plots.draw(plots.read(FILE), PLOTS)
+    print(f"{FILE}{''.join(f', {file}' for file in drawn)}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the servers are closed and nothing was written")
+    sys.exit(main())

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +9,14 @@ from benchmarks.bed import Bed, say
 from benchmarks.child import Child
 from benchmarks.load import fill, fill_postgres, fill_sqlite
 from benchmarks.load_events import SHARDS
-from benchmarks.report import Bar, Row
+from benchmarks.report import Row
+from benchmarks.scale import Scale
 from tests.servers import Server
 
 SLOTS = 4
 BATCH = 2000
-MEMORY_MB = 150.0
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much a run does."""
-
-    rounds: int = 3
-    events: int = 200_000
-    waiting: int = 1_000_000
-    few_waiting: int = 20_000
-    held: int = 100_000
-    latency_seconds: float = 6.0
-    idle_seconds: float = 10.0
-
-
-QUICK = Scale(
-    rounds=3,
-    events=40_000,
-    waiting=200_000,
-    few_waiting=10_000,
-    held=20_000,
-    latency_seconds=2.0,
-    idle_seconds=5.0,
-)
+# What a turn of ours reads at most: the bare loop of large payloads takes as much.
+BATCH_BYTES = 4_000_000
 
 
 class Drains:
@@ -70,37 +47,45 @@ class Drains:
         }
         with Child(module, told, self._bed.folder, python) as child:
             found = child.answer()
-        sent = self._bed.messages(self._topic)
-        found["messages"] = sent - self._sent
+        # Handlers count their own calls.
+        found["messages"] = found["handled"] if "handled" in found else self._new_messages()
         if found["messages"] < found["settled"] or (strict and found["messages"] > found["settled"]):
-            raise RuntimeError(f"{module} settled {found['settled']} events, the broker has {found['messages']}")
-        self._sent = sent
+            raise RuntimeError(f"{module} settled {found['settled']} events, the other end has {found['messages']}")
         say(
             f"  {self._name}: {module:14} {found['per_second']:8,.0f} events/s, "
             f"{found['cpu_us_per_event']:.1f} us of CPU per event, {found['turns']} turns"
         )
         return found
 
+    def _new_messages(self) -> int:
+        before, self._sent = self._sent, self._bed.messages(self._topic)
+        return self._sent - before
+
     def close(self) -> None:
         self._bed.drop_topic(self._topic)
 
 
-def _row(name: str, bar: Bar, ours: list[dict[str, Any]], floor: list[dict[str, Any]], **extra: Any) -> Row:
-    def cpu(found: list[dict[str, Any]]) -> float:
-        return float(statistics.median(each["cpu_us_per_event"] for each in found))
+def cpu(found: list[dict[str, Any]]) -> float:
+    return float(statistics.median(each["cpu_us_per_event"] for each in found))
 
-    return Row(
-        name,
-        "events/s",
-        bar,
-        [each["per_second"] for each in ours],
-        [each["per_second"] for each in floor],
-        {"ours_cpu_us_per_event": cpu(ours), "floor_cpu_us_per_event": cpu(floor), **extra},
-    )
+
+def speeds(found: list[dict[str, Any]]) -> list[float]:
+    return [each["per_second"] for each in found]
+
+
+def row(name: str, ours: list[dict[str, Any]], floor: list[dict[str, Any]], **extra: Any) -> Row:
+    spent = {"ours_cpu_us_per_event": cpu(ours), "floor_cpu_us_per_event": cpu(floor)}
+    return Row(name, "events/s", speeds(ours), speeds(floor), {**spent, **extra})
 
 
 def _against_bare(
-    bed: Bed, scale: Scale, name: str, bare: str, load: Callable[[], None], bar: float = 0.85, **settings: Any
+    bed: Bed,
+    scale: Scale,
+    name: str,
+    bare: str,
+    load: Callable[[], None],
+    bare_settings: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> Row:
     drains = Drains(bed, name)
     ours, floor = [], []
@@ -108,9 +93,9 @@ def _against_bare(
         load()
         ours.append(drains.run("ours", scale.events, **settings))
         load()
-        floor.append(drains.run(bare, scale.events, **settings))
+        floor.append(drains.run(bare, scale.events, **{**settings, **(bare_settings or {})}))
     drains.close()
-    return _row(name, Bar(bar), ours, floor, events=scale.events)
+    return row(name, ours, floor, events=scale.events)
 
 
 def warm_up(bed: Bed, scale: Scale) -> None:
@@ -139,12 +124,46 @@ def postgres_deleted(bed: Bed, scale: Scale) -> Row:
     )
 
 
+def handlers(bed: Bed, scale: Scale) -> Row:
+    """Ordered, rows kept, to a function of the same process that does nothing."""
+    return _against_bare(
+        bed,
+        scale,
+        "postgres-handlers",
+        "floor_handlers",
+        lambda: fill_postgres(bed.url, scale.events),
+        to="handlers",
+    )
+
+
+def _large(bed: Bed, scale: Scale, name: str, size: int) -> Row:
+    events = scale.payload_bytes // size
+    return _against_bare(
+        bed,
+        scale.with_events(events),
+        name,
+        "floor_postgres",
+        lambda: fill_postgres(bed.url, events, size=size),
+        {"batch": BATCH_BYTES // size},
+    )
+
+
+def payload_10kb(bed: Bed, scale: Scale) -> Row:
+    """Ordered, rows kept, with payloads of 10 kB."""
+    return _large(bed, scale, "postgres-10kb", 10_000)
+
+
+def payload_200kb(bed: Bed, scale: Scale) -> Row:
+    """The same with 200 kB."""
+    return _large(bed, scale, "postgres-200kb", 200_000)
+
+
 def sqlite(bed: Bed, scale: Scale) -> Row:
     """Ordered, rows kept, on a SQLite file."""
     events = scale.events // 2
     return _against_bare(
         bed,
-        Scale(rounds=scale.rounds, events=events),
+        scale.with_events(events),
         "sqlite-kafka",
         "floor_sqlite",
         lambda: fill_sqlite(bed.sqlite_path, events),
@@ -152,15 +171,18 @@ def sqlite(bed: Bed, scale: Scale) -> Row:
     )
 
 
-def _mysql(bed: Bed, scale: Scale, server: Server) -> Row:
-    few = Scale(rounds=scale.rounds, events=scale.events // 2)
-    url, name = server.url, f"{server.name}-kafka"
+def _other_server(bed: Bed, scale: Scale, name: str, bare: str, url: str) -> Row:
+    few = scale.with_events(scale.events // 2)
     # Neither side may be the one that meets a server that just started.
     fill(url, few.events)
     warm = Drains(bed, f"{name}-warm-up")
-    warm.run("floor_mysql", few.events, url=url)
+    warm.run(bare, few.events, url=url)
     warm.close()
-    return _against_bare(bed, few, name, "floor_mysql", lambda: fill(url, few.events), bar=0.8, url=url)
+    return _against_bare(bed, few, name, bare, lambda: fill(url, few.events), url=url)
+
+
+def _mysql(bed: Bed, scale: Scale, server: Server) -> Row:
+    return _other_server(bed, scale, f"{server.name}-kafka", "floor_mysql", server.url)
 
 
 def mysql(bed: Bed, scale: Scale) -> Row:
@@ -175,13 +197,7 @@ def mariadb(bed: Bed, scale: Scale) -> Row:
 
 def mongo(bed: Bed, scale: Scale) -> Row:
     """Ordered, documents kept, on MongoDB with majority concerns."""
-    few = Scale(rounds=scale.rounds, events=scale.events // 2)
-    url = bed.mongo.url
-    fill(url, few.events)
-    warm = Drains(bed, "mongo-kafka-warm-up")
-    warm.run("floor_mongo", few.events, url=url)
-    warm.close()
-    return _against_bare(bed, few, "mongo-kafka", "floor_mongo", lambda: fill(url, few.events), url=url)
+    return _other_server(bed, scale, "mongo-kafka", "floor_mongo", bed.mongo.url)
 
 
 def mongo_one_at_a_time(bed: Bed, scale: Scale) -> Row:
@@ -195,12 +211,7 @@ def mongo_one_at_a_time(bed: Bed, scale: Scale) -> Row:
         fill(url, events)
         floor.append(drains.run("one_at_a_time", events // 50, url=url))
     drains.close()
-    return _row("mongo-one-at-a-time", Bar(1.0), ours, floor)
-
-
-def mongo_many_waiting(bed: Bed, scale: Scale) -> Row:
-    """On MongoDB."""
-    return _many_waiting(bed, scale, "mongo", bed.mongo.url)
+    return row("mongo-one-at-a-time", ours, floor)
 
 
 def hot_key(bed: Bed, scale: Scale) -> Row:
@@ -214,44 +225,4 @@ def hot_key(bed: Bed, scale: Scale) -> Row:
         fill_postgres(bed.url, events)
         floor.append(drains.run("ours", events))
     drains.close()
-    return _row("postgres-hot-key", Bar(0.9), ours, floor, held=scale.held)
-
-
-def many_waiting(bed: Bed, scale: Scale) -> Row:
-    """On PostgreSQL."""
-    return _many_waiting(bed, scale, "postgres", bed.url)
-
-
-def mysql_many_waiting(bed: Bed, scale: Scale) -> Row:
-    """On MySQL."""
-    return _many_waiting(bed, scale, "mysql", bed.mysql.url)
-
-
-def mariadb_many_waiting(bed: Bed, scale: Scale) -> Row:
-    """On MariaDB."""
-    return _many_waiting(bed, scale, "mariadb", bed.mariadb.url)
-
-
-def _many_waiting(bed: Bed, scale: Scale, database: str, url: str) -> Row:
-    """The first part of a long backlog, against as many events in short ones; in batches that a short one fills."""
-    drains = Drains(bed, f"{database}-backlog-1m")
-    few, parts, batch = scale.few_waiting, 4, scale.few_waiting // SHARDS // 3
-    # So many more that the last round still has all of them waiting.
-    fill(url, scale.waiting + scale.rounds * few * parts, prefix="million")
-    ours, floor = [], []
-    for _ in range(scale.rounds):
-        ours.append(drains.run("ours", few * parts, url=url, prefix="million", batch=batch))
-        fill(url, few)
-        floor.append(drains.run("ours", few, url=url, batch=batch, refills=parts - 1))
-    drains.close()
-    return _row(f"{database}-backlog-1m", Bar(0.9), ours, floor, waiting=scale.waiting)
-
-
-def memory(bed: Bed, scale: Scale) -> Row:
-    """The most memory that a relay takes with a long backlog before it."""
-    drains = Drains(bed, "postgres-memory")
-    events = scale.waiting // 20
-    fill_postgres(bed.url, scale.waiting + scale.rounds * events, prefix="million")
-    found = [drains.run("ours", events, prefix="million")["peak_mb"] for _ in range(scale.rounds)]
-    drains.close()
-    return Row("postgres-memory", "MB", Bar(1.0, at_most=True), found, [MEMORY_MB] * len(found))
+    return row("postgres-hot-key", ours, floor, held=scale.held)

@@ -5,9 +5,10 @@ renewal and all that a relay needs on a bad day are left out.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import asyncpg
 
@@ -30,8 +31,11 @@ _WHERE = "WHERE id = ANY($5) AND status = 'pending' AND EXISTS (SELECT 1 FROM gu
 _DELETE = "DELETE FROM {p}_event "
 
 
-class Floor:
-    """Slots that take shards from one queue, as the relay's do."""
+D = TypeVar("D")
+
+
+class Floor(ABC, Generic[D]):
+    """Slots that take shards from one queue, as the relay's do, each with a connection and a destination."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -40,29 +44,32 @@ class Floor:
         prefix = settings["prefix"]
         self.read = _READ.format(p=prefix)
         self.settle = (_GUARD + (_MARK if settings["keep"] else _DELETE) + _WHERE).format(p=prefix)
-        self.threads = ThreadPoolExecutor(settings["slots"])
+
+    @abstractmethod
+    def destination(self) -> D:
+        """Of one slot."""
+
+    @abstractmethod
+    async def send(self, destination: D, rows: list[Any]) -> None:
+        """Returns when all are confirmed."""
 
     async def run(self) -> None:
         settings = self.settings
-        slots = [await self._open() for _ in range(settings["slots"])]
+        slots = [(await asyncpg.connect(settings["url"]), self.destination()) for _ in range(settings["slots"])]
         await slots[0][0].execute(_LEASES.format(p=settings["prefix"]), _STREAM, _OWNER, _TOKEN, settings["shards"])
-        await asyncio.gather(*(self._slot(connection, producer) for connection, producer in slots))
+        await asyncio.gather(*(self._slot(connection, destination) for connection, destination in slots))
         for connection, _ in slots:
             await connection.close()
 
-    async def _open(self) -> tuple[Any, BareProducer]:
-        connection = await asyncpg.connect(self.settings["url"])
-        return connection, BareProducer(self.settings["servers"], self.settings["topic"])
-
-    async def _slot(self, connection: Any, producer: BareProducer) -> None:
-        batch, loop = self.settings["batch"], asyncio.get_running_loop()
+    async def _slot(self, connection: Any, destination: D) -> None:
+        batch = self.settings["batch"]
         while self.shards and not self.clock.done.is_set():
             shard = self.shards.popleft()
             self.clock.begin()
             rows = await connection.fetch(self.read, _STREAM, shard, _TOKEN, _OWNER, batch)
             if not rows:
                 continue
-            await loop.run_in_executor(self.threads, producer.send, rows)
+            await self.send(destination, rows)
             ids = [row[0] for row in rows]
             done = await connection.execute(self.settle, _STREAM, shard, _TOKEN, _OWNER, ids)
             if int(done.rpartition(" ")[2]) != len(ids):
@@ -72,8 +79,22 @@ class Floor:
                 self.shards.append(shard)
 
 
+class KafkaFloor(Floor[BareProducer]):
+    """A producer and a thread for each slot."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        self.threads = ThreadPoolExecutor(settings["slots"])
+
+    def destination(self) -> BareProducer:
+        return BareProducer(self.settings["servers"], self.settings["topic"])
+
+    async def send(self, destination: BareProducer, rows: list[Any]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self.threads, destination.send, rows)
+
+
 def main() -> None:
-    floor = Floor(settings_from_parent())
+    floor = KafkaFloor(settings_from_parent())
     asyncio.run(floor.run())
     answer(floor.clock.report())
 

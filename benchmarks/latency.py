@@ -1,65 +1,25 @@
-"""The row that measures how soon an event is at the broker, and the one that measures a relay with nothing to do."""
+"""The rows that measure how soon an event is at the broker, and the one that measures a relay with nothing to do."""
 
 import asyncio
 import statistics
 import time
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-import asyncpg
 import psutil
 
+from benchmarks import steady
+from benchmarks.arrival import SETTLED
 from benchmarks.bed import Bed, say
 from benchmarks.child import Child
-from benchmarks.drains import Scale
 from benchmarks.load import fill_postgres
-from benchmarks.load_events import payload
-from benchmarks.report import Bar, Row
-from benchmarks.wire import BareProducer
-from pillarbox.event import key_hash
-from pillarbox.ids import uuid7
+from benchmarks.report import Row, percentiles
+from benchmarks.scale import Scale
 
-PER_SECOND = 200
-# A table in service holds what was published lately; an empty one would have plans of its own.
-SETTLED = 100_000
+RATES = (50, 200, 1000)
 IDLE_CPU_PERCENT = 1.0
 IDLE_STATEMENTS = 2.0
-
-INSERT = """INSERT INTO outbox_event (id, stream, tenant, topic, type, aggregate_type, aggregate_id, key, key_hash,
-    payload, content_type, occurred_at, status)
-    VALUES ($1, 'default', 'default', '', 'order.created', 'order', $2, $2, $3, $4, 'application/json', now(),
-        'pending')"""
-
-
-async def _write(url: str, seconds: float) -> dict[str, tuple[float, float]]:
-    """A steady writer: by id, when each transaction was begun and when its commit returned."""
-    connection = await asyncpg.connect(url)
-    insert = await connection.prepare(INSERT)
-    written = {}
-    start = time.monotonic()
-    for number in range(int(PER_SECOND * seconds)):
-        await asyncio.sleep(max(0.0, start + number / PER_SECOND - time.monotonic()))
-        event_id, key = uuid7(), f"order-{number % 1000}"
-        body, hashed = payload(number), key_hash(event_id, key)
-        begun = time.monotonic()
-        await insert.fetch(event_id, key, hashed, body)
-        written[str(event_id)] = (begun, time.monotonic())
-    await connection.close()
-    return written
-
-
-def _bare_produce(bed: Bed, topic: str, seconds: float) -> list[float]:
-    """At the same pace, each event flushed before the next."""
-    producer = BareProducer(bed.servers, topic)
-    taken = []
-    start = time.monotonic()
-    for number in range(int(PER_SECOND * seconds)):
-        time.sleep(max(0.0, start + number / PER_SECOND - time.monotonic()))
-        row = (uuid7(), f"order-{number % 1000}", datetime.now(UTC), payload(number))
-        begun = time.monotonic()
-        producer.send([row])
-        taken.append(time.monotonic() - begun)
-    return taken
+_WARM_UP_SECONDS = 0.5
 
 
 def _serve(bed: Bed, topic: str) -> Child:
@@ -67,48 +27,65 @@ def _serve(bed: Bed, topic: str) -> Child:
     return Child("ours", settings, bed.folder)
 
 
-def _through_relay(bed: Bed, topic: str, seconds: float) -> tuple[list[float], list[float]]:
-    """From the begin of the transaction, and from the return of its commit, to the acknowledgement."""
+def _through_relay(bed: Bed, topic: str, rate: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Milliseconds from the begin of the transaction, and from the return of its commit, to the acknowledgement."""
+    ids: dict[int, str] = {}
+
+    def values(number: int) -> tuple[Any, ...]:
+        found = steady.ours(number)
+        ids[number] = str(found[0])
+        return found
+
     with _serve(bed, topic) as child:
         child.answer()
-        asyncio.run(_write(bed.url, 0.5))
-        written = asyncio.run(_write(bed.url, seconds))
+        steady.write(bed.url, steady.INSERT, steady.ours, rate, _WARM_UP_SECONDS)
+        written = steady.write(bed.url, steady.INSERT, values, rate, seconds)
         time.sleep(0.5)
         # Both processes read the one monotonic clock of the machine.
         acknowledged: dict[str, float] = child.finish()["acknowledged_at"]
-    begun = [acknowledged[each] - at for each, (at, _) in written.items()]
-    committed = [acknowledged[each] - at for each, (_, at) in written.items()]
+    begun = [1000 * (acknowledged[ids[number]] - at) for number, (at, _) in written.items()]
+    committed = [1000 * (acknowledged[ids[number]] - at) for number, (_, at) in written.items()]
     return begun, committed
 
 
-def latency(bed: Bed, scale: Scale) -> Row:
+def _bare(bed: Bed, topic: str, rate: int, seconds: float) -> list[tuple[float, float]]:
+    """Milliseconds of a commit alone and of a produce alone, at the same pace and in pairs."""
+    written = steady.write(bed.url, steady.INSERT, steady.ours, rate, seconds)
+    produced = steady.produce(bed.servers, topic, rate, seconds)
+    both = [(written[number], produced[number]) for number in written]
+    return [(1000 * (c_end - c_begin), 1000 * (p_end - p_begin)) for (c_begin, c_end), (p_begin, p_end) in both]
+
+
+def latency(rate: int, bed: Bed, scale: Scale) -> Row:
     """From the begin of a transaction of one event to the broker's acknowledgement of it."""
-    topic = bed.topic("postgres-latency")
-    ours, floor = [], []
-    everything: list[float] = []
-    after_commit: list[float] = []
-    parts: dict[str, list[float]] = {"commit": [], "produce": []}
+    name = f"postgres-latency-{rate}"
+    topic = bed.topic(name)
+    medians: dict[str, list[float]] = {"ours": [], "floor": [], "commit": [], "produce": []}
+    everything: dict[str, list[float]] = {"ours": [], "floor": [], "after_commit": []}
     for _ in range(scale.rounds):
         fill_postgres(bed.url, 0, settled=SETTLED)
-        begun, committed = _through_relay(bed, topic, scale.latency_seconds)
+        begun, committed = _through_relay(bed, topic, rate, scale.latency_seconds)
         fill_postgres(bed.url, 0, settled=SETTLED)
-        written = asyncio.run(_write(bed.url, scale.latency_seconds))
-        commit = statistics.median(end - start for start, end in written.values())
-        produce = statistics.median(_bare_produce(bed, topic, scale.latency_seconds))
-        ours.append(1000 * statistics.median(begun))
-        floor.append(1000 * (commit + produce))
-        everything += begun
-        after_commit += committed
-        parts["commit"].append(1000 * commit)
-        parts["produce"].append(1000 * produce)
-        took = f"commit {1000 * commit:.2f} ms, produce {1000 * produce:.2f} ms"
-        say(f"  postgres-latency: ours {ours[-1]:.2f} ms; bare: {took}")
+        parts = _bare(bed, topic, rate, scale.latency_seconds)
+        floor = [commit + produce for commit, produce in parts]
+        everything["ours"] += begun
+        everything["floor"] += floor
+        everything["after_commit"] += committed
+        medians["ours"].append(statistics.median(begun))
+        medians["floor"].append(statistics.median(floor))
+        medians["commit"].append(statistics.median(commit for commit, _ in parts))
+        medians["produce"].append(statistics.median(produce for _, produce in parts))
+        took = ", ".join(f"{part} {found[-1]:.2f} ms" for part, found in medians.items())
+        say(f"  {name}: {took}")
     bed.drop_topic(topic)
-    cuts = statistics.quantiles(everything, n=100)
-    extra: dict[str, Any] = {"p50": 1000 * cuts[49], "p95": 1000 * cuts[94], "p99": 1000 * cuts[98]}
-    extra["after_commit_p50"] = 1000 * statistics.median(after_commit)
-    extra |= {f"bare_{name}": statistics.median(found) for name, found in parts.items()}
-    return Row("postgres-latency", "ms", Bar(3.0, at_most=True), ours, floor, extra)
+    extra: dict[str, Any] = {"per_second": rate}
+    extra |= {f"bare_{part}": statistics.median(medians[part]) for part in ("commit", "produce")}
+    for side, found in everything.items():
+        extra |= percentiles(side, found)
+    return Row(name, "ms", medians["ours"], medians["floor"], extra)
+
+
+LATENCIES = {f"postgres-latency-{rate}": partial(latency, rate) for rate in RATES}
 
 
 def idle(bed: Bed, scale: Scale) -> list[Row]:
@@ -131,8 +108,7 @@ def idle(bed: Bed, scale: Scale) -> list[Row]:
             say(f"  postgres-idle: {share[-1]:.2f} % of a core, {statements[-1]:.2f} transactions/s")
         child.finish()
     bed.drop_topic(topic)
-    bar = Bar(1.0, at_most=True)
     return [
-        Row("postgres-idle-cpu", "% of a core", bar, share, [IDLE_CPU_PERCENT] * len(share)),
-        Row("postgres-idle-statements", "per second", bar, statements, [IDLE_STATEMENTS] * len(statements)),
+        Row("postgres-idle-cpu", "% of a core", share, [IDLE_CPU_PERCENT] * len(share), against="limit"),
+        Row("postgres-idle-statements", "per second", statements, [IDLE_STATEMENTS] * len(statements), against="limit"),
     ]

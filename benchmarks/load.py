@@ -1,9 +1,11 @@
 """Backlogs: outboxes in the state that a row begins with, the same for both sides of a pair."""
 
 import asyncio
+import base64
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -17,12 +19,19 @@ from pillarbox.ids import uuid7
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.sqlite import SqliteStore
 
-_POSTGRES = f"""INSERT INTO {{p}}_event ({COLUMNS})
-    SELECT uuidv7(), 'default', 'default', '', 'order.created', 'order', key, key,
-        (crc32(convert_to(key, 'UTF8')) & 2147483647)::int,
-        convert_to(rpad('{{{{"number":' || n || ',"text":"', {PAYLOAD_BYTES - 2}, 'x') || '"}}}}', 'UTF8'),
-        'application/json', 'pending'
-    FROM (SELECT n, 'order-' || n % {KEYS} AS key FROM generate_series(1, $1::int) AS n) AS numbered"""
+
+def _insert(text: str) -> str:
+    """``text``: the SQL of a payload, of an event's number n."""
+    return f"""INSERT INTO {{p}}_event ({COLUMNS})
+        SELECT uuidv7(), 'default', 'default', '', 'order.created', 'order', key, key,
+            (crc32(convert_to(key, 'UTF8')) & 2147483647)::int, convert_to({text}, 'UTF8'),
+            'application/json', 'pending'
+        FROM (SELECT n, 'order-' || n % {KEYS} AS key FROM generate_series(1, $1::int) AS n) AS numbered"""
+
+
+_HEAD = """'{{"number":' || n || ',"text":"'"""
+_POSTGRES = _insert(f"""rpad({_HEAD}, {PAYLOAD_BYTES - 2}, 'x') || '"}}}}'""")
+_LARGE = _insert(f"""{_HEAD} || left($2::text, $3::int - 21 - length(n::text)) || '"}}}}'""")
 _SETTLE_ALL = "UPDATE {p}_event SET status = 'published', published_at = now(), attempts = 1 WHERE status = 'pending'"
 _HOT_EVENTS = f"""INSERT INTO {{p}}_event ({COLUMNS})
     SELECT uuidv7(), 'default', 'default', '', 'order.created', 'order', $2::text, $2, $3, $4::bytea,
@@ -30,12 +39,29 @@ _HOT_EVENTS = f"""INSERT INTO {{p}}_event ({COLUMNS})
     FROM generate_series(1, $1::int) AS n"""
 _HOT_ROW = """INSERT INTO {p}_blocked_key (stream, shard, key, mode, next_attempt_at)
     VALUES ('default', $1, $2, 'retry', now() + interval '1 day')"""
+_WAITING = "SELECT count(*) FROM {p}_event WHERE status = 'pending'"
 _SQLITE = f"INSERT INTO outbox_event ({COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS.split(',')))})"
 
 
-async def add_events(connection: Any, prefix: str, events: int) -> None:
+async def add_events(connection: Any, prefix: str, events: int, size: int = PAYLOAD_BYTES) -> None:
     """More events, in one statement."""
-    await connection.execute(_POSTGRES.format(p=prefix), events)
+    if size == PAYLOAD_BYTES:
+        await connection.execute(_POSTGRES.format(p=prefix), events)
+    else:
+        # PostgreSQL compresses large values: what it finds nothing to save in is stored at its full size.
+        text = base64.b64encode(Random(size).randbytes(size)).decode()
+        await connection.execute(_LARGE.format(p=prefix), events, text, size)
+
+
+async def waiting(url: str, prefix: str) -> int:
+    """How many events wait in PostgreSQL; 0 where there is no such outbox."""
+    connection = await asyncpg.connect(url)
+    try:
+        if await connection.fetchval("SELECT to_regclass($1)", f"{prefix}_event") is None:
+            return 0
+        return int(await connection.fetchval(_WAITING.format(p=prefix)))
+    finally:
+        await connection.close()
 
 
 async def add_more(url: str, prefix: str, events: int) -> None:
@@ -60,10 +86,10 @@ def fill(url: str, events: int, *, prefix: str = "outbox") -> None:
     elif url.startswith("mongodb:"):
         asyncio.run(fill_mongo(url, prefix, events))
     else:
-        asyncio.run(_fill(url, prefix, events, 0, 0))
+        fill_postgres(url, events, prefix=prefix)
 
 
-async def _fill(url: str, prefix: str, events: int, held: int, settled: int) -> None:
+async def _fill(url: str, prefix: str, events: int, held: int, settled: int, size: int) -> None:
     store = PostgresStore(url, prefix=prefix, shards=SHARDS, wake_up=False)
     await store.migrate()
     await store.close()
@@ -79,26 +105,28 @@ async def _fill(url: str, prefix: str, events: int, held: int, settled: int) -> 
             await add_events(connection, prefix, settled)
             await connection.execute(_SETTLE_ALL.format(p=prefix))
         if events:
-            await add_events(connection, prefix, events)
-            await _check(connection, prefix)
+            await add_events(connection, prefix, events, size)
+            await _check(connection, prefix, size)
         await connection.execute(f"VACUUM ANALYZE {prefix}_event")
         await connection.execute("CHECKPOINT")
     finally:
         await connection.close()
 
 
-async def _check(connection: Any, prefix: str) -> None:
+async def _check(connection: Any, prefix: str, size: int) -> None:
     row = await connection.fetchrow(
         f"SELECT key, key_hash, payload FROM {prefix}_event WHERE status = 'pending' LIMIT 1"
     )
-    if row["key_hash"] != key_hash(UUID(int=0), row["key"]) or len(row["payload"]) != PAYLOAD_BYTES:
+    if row["key_hash"] != key_hash(UUID(int=0), row["key"]) or len(row["payload"]) != size:
         raise RuntimeError("the loader's SQL does not make the events that pillarbox would write")
 
 
-def fill_postgres(url: str, events: int, *, prefix: str = "outbox", held: int = 0, settled: int = 0) -> None:
-    """An outbox with so many pending events, so many held behind one key and so many published ones that are kept;
-    whatever was in it is gone."""
-    asyncio.run(_fill(url, prefix, events, held, settled))
+def fill_postgres(
+    url: str, events: int, *, prefix: str = "outbox", held: int = 0, settled: int = 0, size: int = PAYLOAD_BYTES
+) -> None:
+    """An outbox with so many pending events with payloads of this size, so many held behind one key and so many
+    published ones that are kept; whatever was in it is gone."""
+    asyncio.run(_fill(url, prefix, events, held, settled, size))
 
 
 def fill_sqlite(path: Path, events: int) -> None:

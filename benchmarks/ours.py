@@ -10,9 +10,11 @@ from typing import Any, cast
 
 from benchmarks.child import answer, settings_from_parent
 from benchmarks.clock import Clock
+from benchmarks.handled import Handled
 from benchmarks.load import add_more
 from pillarbox.event import Event
-from pillarbox.publisher import Outcome, PublisherFeatures
+from pillarbox.publisher import Outcome, Publisher, PublisherFeatures
+from pillarbox.publishers.handlers import Handlers
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.relay import Relay, Stream
 from pillarbox.store import Grant, Settlement, Store
@@ -72,6 +74,16 @@ def _store(settings: dict[str, Any]) -> Store:
     return store_from_url(settings["url"], prefix=settings["prefix"])
 
 
+def _kafka(settings: dict[str, Any]) -> Publisher:
+    return KafkaPublisher(servers=settings["servers"], topic=settings["topic"], slots=settings["slots"])
+
+
+def _handlers(handled: Handled) -> Publisher:
+    found = Handlers()
+    found.on("*")(handled.handle)
+    return found
+
+
 def _keep_seconds(settings: dict[str, Any]) -> float:
     return 86_400.0 if settings["keep"] else 0.0
 
@@ -80,8 +92,9 @@ async def drain(settings: dict[str, Any]) -> dict[str, Any]:
     """Publish a backlog; the answer is how fast. ``refills``: how often to load as much again and drain it."""
     clock, refills = Clock(settings["events"]), settings.get("refills", 0)
     store = cast(Store, TimedStore(_store(settings), clock))
-    publisher = KafkaPublisher(servers=settings["servers"], topic=settings["topic"], slots=settings["slots"])
-    stream = Stream("default", to=publisher, batch=settings["batch"])
+    handled = Handled()
+    publisher = _handlers(handled) if settings.get("to") == "handlers" else _kafka(settings)
+    stream = Stream("default", to=publisher, slots=settings["slots"], batch=settings["batch"])
     # As a service, which ends with SIGTERM.
     service = asyncio.create_task(Relay(store, [stream], keep_published_seconds=_keep_seconds(settings)).run())
     await clock.done.wait()
@@ -91,7 +104,7 @@ async def drain(settings: dict[str, Any]) -> dict[str, Any]:
         await clock.done.wait()
     os.kill(os.getpid(), signal.SIGTERM)
     await service
-    return clock.report(refills + 1)
+    return {**clock.report(refills + 1), **({"handled": handled.count} if handled.count else {})}
 
 
 async def serve(settings: dict[str, Any]) -> dict[str, Any]:

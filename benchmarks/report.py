@@ -1,32 +1,33 @@
-"""Rows, the table that is printed, and the file."""
+"""Rows, the tables that are printed, and the file."""
 
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
-
-from tests.servers.kafka import VERSION as KAFKA_VERSION
+LATENCY_SIDES = ("ours", "floor", "peer", "after_commit")
+_PERCENTILES = ("p50", "p95", "p99")
 
 
 @dataclass(frozen=True)
 class Bar:
-    """What a ratio should be."""
+    """What a ratio should be, or, with ``difference``, by how much ours may be above the other side in its unit."""
 
-    ratio: float
+    limit: float
     at_most: bool = False
+    difference: bool = False
 
-    def met(self, ratio: float) -> bool:
-        return ratio <= self.ratio if self.at_most else ratio >= self.ratio
+    def met(self, ours: float, other: float, ratio: float) -> bool:
+        if self.difference:
+            return ours - other < self.limit
+        return ratio <= self.limit if self.at_most else ratio >= self.limit
 
     def __str__(self) -> str:
-        return f"{'<=' if self.at_most else '>='} {self.ratio:g}"
+        if self.difference:
+            return f"< +{self.limit:g}"
+        return f"{'<=' if self.at_most else '>='} {self.limit:g}"
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,13 @@ class Row:
 
     name: str
     unit: str
-    bar: Bar
     ours: Sequence[float]
     floor: Sequence[float]
     extra: dict[str, Any] = field(default_factory=dict)
     against: str = "floor"
     """What the other side is called."""
+    bar: Bar | None = None
+    """None: nothing is asked of it."""
 
     @property
     def ratios(self) -> list[float]:
@@ -48,18 +50,22 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         ratio = statistics.median(self.ratios)
+        ours, other = statistics.median(self.ours), statistics.median(self.floor)
         return {
             "name": self.name,
-            self.against: _short(statistics.median(self.floor)),
-            "ours": _short(statistics.median(self.ours)),
+            "against": self.against,
+            "other": _short(other),
+            "ours": _short(ours),
             "ratio": _short(ratio),
             "low": _short(min(self.ratios)),
             "high": _short(max(self.ratios)),
             "unit": self.unit,
-            "bar": str(self.bar),
-            "met": self.bar.met(ratio),
+            "bar": str(self.bar) if self.bar else "none",
+            "met": self.bar.met(ours, other, ratio) if self.bar else None,
             "rounds": len(self.ratios),
-            **{name: _short(value) if isinstance(value, float) else value for name, value in self.extra.items()},
+            "ours_rounds": [_short(each) for each in self.ours],
+            "other_rounds": [_short(each) for each in self.floor],
+            **{name: _shortened(value) for name, value in self.extra.items()},
         }
 
 
@@ -67,44 +73,56 @@ def _short(number: float) -> float:
     return round(number) if abs(number) >= 1000 else float(f"{number:.4g}")
 
 
-def heading(command: str, postgres: str) -> str:
-    """The machine, the versions and the command."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cores = len(os.sched_getaffinity(0))
-    clients = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("asyncpg", "confluent-kafka"))
-    return "\n".join(
-        [
-            f"machine   {_processor()}, {cores} cores for everything, {memory:.0f} GB, {platform.system()}",
-            f"servers   PostgreSQL {postgres} (fsync on), Kafka {KAFKA_VERSION} (acks=all, 1 broker)",
-            f"clients   Python {platform.python_version()}, {clients}, librdkafka {confluent_kafka.libversion()[0]}",
-            f"command   {command}",
-        ]
-    )
+def _shortened(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shortened(each) for each in value]
+    return _short(value) if isinstance(value, float) else value
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+def percentiles(side: str, found: Sequence[float]) -> dict[str, Any]:
+    """What a row says about the distribution of one side: each percentile for the plot, three of them by name."""
+    cuts = statistics.quantiles(found, n=100)
+    named = {f"{side}_{name}": cuts[int(name[1:]) - 1] for name in _PERCENTILES}
+    return {**named, f"{side}_percentiles": cuts}
+
+
+def grids(rows: Sequence[dict[str, Any]]) -> list[list[list[str]]]:
+    """Tables as cells, the first line of each its names. Rows against floors, against peers and against other settings
+    of ours are tables of their own; so are the percentiles of latencies.
+
+    The ratio is the median of paired rounds, low and high the extremes of those pairs.
+    """
+    names = sorted(dict.fromkeys(row["against"] for row in rows), key=lambda name: name != "floor")
+    found = [_grid([row for row in rows if row["against"] == name], name) for name in names]
+    latencies = _latencies(rows)
+    return [*found, latencies] if latencies else found
+
+
+def _grid(rows: Sequence[dict[str, Any]], against: str) -> list[list[str]]:
+    lines = [["name", "unit", against, "ours", "ratio", "low", "high", "bar", ""]]
+    for row in rows:
+        ratios = [f"{row[name]:.3f}" for name in ("ratio", "low", "high")]
+        missed = "missed" if row["met"] is False else ""
+        lines.append([row["name"], row["unit"], f"{row['other']:,}", f"{row['ours']:,}", *ratios, row["bar"], missed])
+    return lines
+
+
+def _latencies(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    lines = [["name", "side", *(f"{name} ms" for name in _PERCENTILES)]]
+    for row in rows:
+        for side in LATENCY_SIDES:
+            if f"{side}_p50" in row:
+                cells = [f"{row[f'{side}_{name}']:.2f}" for name in _PERCENTILES]
+                lines.append([row["name"], side.replace("_", " "), *cells])
+    return lines if len(lines) > 1 else []
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The ratio is the median of paired rounds, low and high the extremes of those pairs. Rows against floors and rows
-    against peers are tables of their own."""
-    names = dict.fromkeys(row.against for row in rows)
-    return "\n\n".join(_table([row for row in rows if row.against == name], name) for name in names)
+    return "\n\n".join(_aligned(grid) for grid in grids([row.as_dict() for row in rows]))
 
 
-def _table(rows: Sequence[Row], against: str) -> str:
-    columns = ("name", "unit", against, "ours", "ratio", "low", "high", "bar", "")
-    lines: list[Sequence[str]] = [columns]
-    for row in rows:
-        found = row.as_dict()
-        ratios = [f"{found[name]:.3f}" for name in ("ratio", "low", "high")]
-        cells = [found["name"], found["unit"], f"{found[against]:,}", f"{found['ours']:,}", *ratios, found["bar"]]
-        lines.append([*cells, "" if found["met"] else "missed"])
-    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
             cell.ljust(width) if place in (0, 1, 8) else cell.rjust(width)
@@ -114,6 +132,9 @@ def _table(rows: Sequence[Row], against: str) -> str:
     )
 
 
-def write(rows: Sequence[Row], file: Path) -> None:
+def write(file: Path, conditions: dict[str, Any], rows: Sequence[Row]) -> None:
+    """All at once, so that a run that is killed leaves the last whole file."""
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps([row.as_dict() for row in rows], indent=2) + "\n")
+    unfinished = file.with_suffix(".part")
+    unfinished.write_text(json.dumps({**conditions, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n")
+    unfinished.replace(file)

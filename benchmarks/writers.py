@@ -11,8 +11,8 @@ from uuid import UUID
 import sqlalchemy
 
 from benchmarks.bed import Bed, say
-from benchmarks.drains import Scale
-from benchmarks.report import Bar, Row
+from benchmarks.report import Row
+from benchmarks.scale import Scale
 from pillarbox import Outbox
 from pillarbox.event import key_hash
 from pillarbox.ids import uuid7
@@ -137,7 +137,6 @@ async def _measure(name: str, database: str, kind: type[Driver], url: str, round
     return Row(
         f"add-{name}",
         "us",
-        Bar(1.25, at_most=True),
         [ours for ours, _ in found],
         [floor for _, floor in found],
         extra,
@@ -154,5 +153,5 @@ def writers(bed: Bed, scale: Scale) -> list[Row]:
         rows.append(row)
         found = row.as_dict()
         alone = f", without commit {found['ratio_without_commit']}" if "ratio_without_commit" in found else ""
-        say(f"  add-{name}: {found['ours']} us against {found['floor']}, ratio {found['ratio']}{alone}")
+        say(f"  add-{name}: {found['ours']} us against {found['other']}, ratio {found['ratio']}{alone}")
     return rows

@@ -13,14 +13,13 @@ import asyncpg
 
 from benchmarks.bed import Bed, say
 from benchmarks.child import Child
-from benchmarks.drains import Scale
+from benchmarks.failures import peer_side
 from benchmarks.load import add_events, fill_postgres
 from benchmarks.peers.backlog import BYTES, NUMBERED, load
 from benchmarks.peers.connect import Connect
-from benchmarks.peers.drains import BAR, left_out
-from benchmarks.peers.watch import Watch
 from benchmarks.report import Row
-from tests.servers import MissingError
+from benchmarks.scale import Scale
+from benchmarks.watch import Watch
 from tests.servers.process import wait_until
 
 TABLE = "outbox"
@@ -217,25 +216,23 @@ class Sides:
 
 def _row(name: str, scale: Scale, sides: Sides, ours: list[float], peer: list[float]) -> Row:
     extra = {f"{side}_copies": found for side, found in sides.copies.items()}
-    return Row(name, "events/s", BAR, ours, peer, {"events": scale.events, **extra}, against="peer")
+    return Row(name, "events/s", ours, peer, {"events": scale.events, **extra}, against="peer")
 
 
 def warm(bed: Bed, scale: Scale) -> list[Row]:
     """From the commit of a backlog; both run and are idle."""
     name = "peer-debezium"
-    try:
-        connect = Connect(bed.servers).start()
-    except MissingError as error:
-        return left_out(name, error)
     ours, peer = [], []
-    with connect:
+    with Connect(bed.servers).start() as connect:
         sides = Sides(bed, name, connect)
         say("  backlogs that warm up Java:")
         for _ in range(2):
-            sides.debezium_warm(scale.events, scale.few_waiting)
+            with peer_side():
+                sides.debezium_warm(scale.events, scale.few_waiting)
         for _ in range(scale.rounds):
             ours.append(sides.ours_warm(scale.events, scale.few_waiting))
-            peer.append(sides.debezium_warm(scale.events, scale.few_waiting))
+            with peer_side():
+                peer.append(sides.debezium_warm(scale.events, scale.few_waiting))
         sides.close()
     return [_row(name, scale, sides, ours, peer)]
 
@@ -243,15 +240,12 @@ def warm(bed: Bed, scale: Scale) -> list[Row]:
 def cold(bed: Bed, scale: Scale) -> list[Row]:
     """From the start of our process, and of the connector in a worker that runs, with the backlog in place."""
     name = "peer-debezium-cold"
-    try:
-        connect = Connect(bed.servers).start()
-    except MissingError as error:
-        return left_out(name, error)
     ours, peer = [], []
-    with connect:
+    with Connect(bed.servers).start() as connect:
         sides = Sides(bed, name, connect)
         for _ in range(scale.rounds):
             ours.append(sides.ours_cold(scale.events))
-            peer.append(sides.debezium_cold(scale.events, scale.few_waiting // 10))
+            with peer_side():
+                peer.append(sides.debezium_cold(scale.events, scale.few_waiting // 10))
         sides.close()
     return [_row(name, scale, sides, ours, peer)]

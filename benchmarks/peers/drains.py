@@ -1,17 +1,16 @@
 """The rows that measure how fast a peer that polls publishes a backlog, in turn with ours."""
 
-import statistics
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bed import Bed
-from benchmarks.drains import Drains, Scale
+from benchmarks.drains import Drains, cpu
+from benchmarks.failures import peer_side
 from benchmarks.load import fill_postgres
 from benchmarks.peers.environments import Environment
-from benchmarks.report import Bar, Row
-from tests.servers import MissingError
+from benchmarks.report import Row
+from benchmarks.scale import Scale
 
-BAR = Bar(1.0)
 FASTSTREAM_TUNED = {
     "max_workers": 16,
     "fetch_batch_size": 500,
@@ -25,12 +24,6 @@ _FASTSTREAM = Environment("faststream-outbox")
 _OMNI = Environment("omni-box", since=(3, 12))
 
 
-def left_out(name: str, error: Exception) -> list[Row]:
-    """A peer that this machine cannot have costs its rows, not the run."""
-    print(f"left out  {name}: {error}", flush=True)
-    return []
-
-
 def _against(bed: Bed, scale: Scale, name: str, module: str, python: Path | None, share: int = 1, **told: Any) -> Row:
     """Both have a backlog of the same events before them. ``share``: a slow peer publishes the first of so many equal
     parts of it, which is enough to know its pace."""
@@ -40,27 +33,23 @@ def _against(bed: Bed, scale: Scale, name: str, module: str, python: Path | None
         fill_postgres(bed.url, scale.events)
         ours.append(drains.run("ours", scale.events))
         goal = scale.events // share
-        peer.append(drains.run(f"peers.{module}", scale.events, python, strict=False, goal=goal, **told))
+        with peer_side():
+            peer.append(drains.run(f"peers.{module}", scale.events, python, strict=False, goal=goal, **told))
     drains.close()
     return Row(
         name,
         "events/s",
-        BAR,
         [each["per_second"] for each in ours],
         [each["per_second"] for each in peer],
         {
             "events": scale.events,
             "peer_events": scale.events // share,
-            "ours_cpu_us_per_event": _cpu(ours),
-            "peer_cpu_us_per_event": _cpu(peer),
+            "ours_cpu_us_per_event": cpu(ours),
+            "peer_cpu_us_per_event": cpu(peer),
             "peer_messages_beyond_settled": sum(each["messages"] - each["settled"] for each in peer),
         },
         against="peer",
     )
-
-
-def _cpu(found: list[dict[str, Any]]) -> float:
-    return float(statistics.median(each["cpu_us_per_event"] for each in found))
 
 
 def loop(bed: Bed, scale: Scale) -> list[Row]:
@@ -70,20 +59,14 @@ def loop(bed: Bed, scale: Scale) -> list[Row]:
 
 def txoutbox(bed: Bed, scale: Scale) -> list[Row]:
     """One process with a batch flush and LISTEN."""
-    try:
-        python = TXOUTBOX.python()
-    except MissingError as error:
-        return left_out("peer-txoutbox", error)
-    return [_against(bed, scale, "peer-txoutbox", "drive_txoutbox", python)]
+    python = TXOUTBOX.python()
+    return [_against(bed, scale, "peer-txoutbox", "drive_txoutbox", python, share=2)]
 
 
 def faststream_outbox(bed: Bed, scale: Scale) -> list[Row]:
     """As it comes, and with the settings that its page on performance names."""
     name = "peer-faststream-outbox"
-    try:
-        python = _FASTSTREAM.python()
-    except MissingError as error:
-        return left_out(name, error)
+    python = _FASTSTREAM.python()
     return [
         _against(bed, scale, name, "drive_faststream_outbox", python, share=50, options={}),
         _against(bed, scale, f"{name}-tuned", "drive_faststream_outbox", python, share=10, options=FASTSTREAM_TUNED),
@@ -94,10 +77,7 @@ def omni_box(bed: Bed, scale: Scale) -> list[Row]:
     """As its quick start has it, and with several workers in the process and batches that make up for claims that look
     at the whole backlog."""
     name = "peer-omni-box"
-    try:
-        python = _OMNI.python()
-    except MissingError as error:
-        return left_out(name, error)
+    python = _OMNI.python()
     return [
         _against(bed, scale, name, "drive_omni_box", python, share=100, workers=1, batch_size=100),
         _against(bed, scale, f"{name}-tuned", "drive_omni_box", python, share=10, workers=4, batch_size=2500),

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peers
-from benchmarks.__main__ import chosen
 from benchmarks.peers.environments import interpreter
-from benchmarks.report import Bar, Row, table
 
 FOLDER = Path(peers.__file__).parent
 DRIVERS = sorted(FOLDER.glob("drive_*.py"))
@@ -21,18 +19,6 @@ LIGHT = {
     "benchmarks.wire",
     "benchmarks.peers.backlog",
 }
-
-
-class TestChoice:
-    def test_no_peer_is_installed_unasked(self) -> None:
-        assert not [name for name in chosen(None) if name.startswith("peer")]
-
-    def test_one_name_stands_for_all_peers(self) -> None:
-        wanted = {"debezium", "debezium-cold", "txoutbox", "faststream-outbox", "omni-box", "loop"}
-        assert {f"peer-{name}" for name in wanted} <= set(chosen(["peers"]))
-
-    def test_a_row_is_measured_once(self) -> None:
-        assert chosen(["peer-loop", "add", "peer-loop"]) == ["peer-loop", "add"]
 
 
 class TestDrivers:
@@ -57,15 +43,3 @@ class TestInterpreter:
 
     def test_none_is_made_up(self) -> None:
         assert interpreter((9, 0)) is None
-
-
-class TestTable:
-    def test_peers_have_a_table_of_their_own(self) -> None:
-        rows = [
-            Row("drain", "events/s", Bar(0.85), [90.0], [100.0]),
-            Row("peer-loop", "events/s", Bar(1.0), [90.0], [30.0], against="peer"),
-        ]
-        floor, peer = table(rows).split("\n\n")
-        assert floor.split("\n")[0].split()[2:4] == ["floor", "ours"]
-        assert peer.split("\n")[0].split()[2:4] == ["peer", "ours"]
-        assert peer.split("\n")[1].split()[:5] == ["peer-loop", "events/s", "30.0", "90.0", "3.000"]

@@ -1,0 +1,110 @@
+"""How soon an event of a steady writer is at a consumer: by ours, by a producer alone, or by a peer that serves."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from benchmarks import steady
+from benchmarks.bed import Bed, say
+from benchmarks.child import Child
+from benchmarks.failures import peer_side
+from benchmarks.load import fill_postgres
+from benchmarks.report import Row, percentiles
+from benchmarks.scale import Scale
+from benchmarks.watch import Arrivals
+
+PER_SECOND = 200
+# A table in service holds what was published lately; an empty one would have plans of its own.
+SETTLED = 100_000
+_WARM_UP_SECONDS = 1.0
+_LATEST_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """One that publishes what is written while its block runs."""
+
+    write: Callable[[str, float, int], dict[int, float]]
+    """To a topic, for so many seconds, from this number on: by number, the instant that counts from."""
+    serving: Callable[[str], AbstractContextManager[None]]
+
+
+def committed(
+    url: str, insert: str, values: Callable[[str, int], tuple[Any, ...]]
+) -> Callable[[str, float, int], dict[int, float]]:
+    """The ``write`` of a side with an outbox: from the return of each commit."""
+
+    def write(topic: str, seconds: float, first: int) -> dict[int, float]:
+        found = steady.write(url, insert, lambda number: values(topic, number), PER_SECOND, seconds, first)
+        return {number: done for number, (_, done) in found.items()}
+
+    return write
+
+
+def ours(bed: Bed, url: str) -> Side:
+    @contextmanager
+    def serving(topic: str) -> Iterator[None]:
+        fill_postgres(url, 0, settled=SETTLED)
+        told = {"servers": bed.servers, "topic": topic, "url": url, "prefix": "outbox", "note": False}
+        with Child("ours", told, bed.folder) as child:
+            child.answer()
+            yield
+            child.finish()
+
+    return Side(committed(url, steady.INSERT, lambda _topic, number: steady.ours(number)), serving)
+
+
+def _bare(bed: Bed) -> Side:
+    """From the call of the producer."""
+
+    def write(topic: str, seconds: float, first: int) -> dict[int, float]:
+        found = steady.produce(bed.servers, topic, PER_SECOND, seconds, first)
+        return {number: begun for number, (begun, _) in found.items()}
+
+    return Side(write, lambda _topic: nullcontext())
+
+
+def measure(bed: Bed, side: Side, name: str, seconds: float) -> list[float]:
+    """Milliseconds until the consumer has each event."""
+    topic = bed.topic(name)
+    with Arrivals(bed.servers, topic) as arrivals, side.serving(topic):
+        count = len(side.write(topic, _WARM_UP_SECONDS, 0))
+        since = side.write(topic, seconds, count)
+        deadline = time.monotonic() + _LATEST_SECONDS
+        while not since.keys() <= arrivals.at.keys():
+            if time.monotonic() > deadline:
+                missing = len(since.keys() - arrivals.at.keys())
+                raise RuntimeError(f"{missing} events did not come within {_LATEST_SECONDS:g} s")
+            time.sleep(0.05)
+    bed.drop_topic(topic)
+    # A consumer may have an event before the writer's own answer is back.
+    return [1000 * max(0.0, arrivals.at[number] - at) for number, at in since.items()]
+
+
+def rounds(bed: Bed, scale: Scale, name: str, ours: Side, other: Side, against: str) -> list[Row]:
+    """The medians of the rounds, and in a row of their own the 99th percentiles."""
+    sides = {"ours": ours, against: other}
+    found: dict[str, list[list[float]]] = {each: [] for each in sides}
+    for _ in range(scale.rounds):
+        for each, side in sides.items():
+            with peer_side() if each == "peer" else nullcontext():
+                found[each].append(measure(bed, side, name, scale.latency_seconds))
+            say(f"  {name}: {each} {statistics.median(found[each][-1]):.2f} ms")
+    extra: dict[str, Any] = {"per_second": PER_SECOND}
+    for each, times in found.items():
+        extra |= percentiles(each, list(chain.from_iterable(times)))
+    median = {each: [statistics.median(one) for one in times] for each, times in found.items()}
+    late = {each: [statistics.quantiles(one, n=100)[98] for one in times] for each, times in found.items()}
+    return [
+        Row(name, "ms", median["ours"], median[against], extra, against),
+        Row(f"{name}-p99", "ms", late["ours"], late[against], against=against),
+    ]
+
+
+def to_consumer(bed: Bed, scale: Scale) -> list[Row]:
+    """From commit to consumer, against a producer alone."""
+    return rounds(bed, scale, "postgres-to-consumer", ours(bed, bed.url), _bare(bed), "floor")

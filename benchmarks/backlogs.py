@@ -1,0 +1,65 @@
+"""The rows that measure what a long backlog costs: speed, and memory."""
+
+import asyncio
+
+from benchmarks.bed import Bed
+from benchmarks.drains import Drains, row
+from benchmarks.load import fill, waiting
+from benchmarks.load_events import SHARDS
+from benchmarks.report import Row
+from benchmarks.scale import Scale
+
+MEMORY_MB = 150.0
+_PARTS = 4
+
+
+def _many_waiting(bed: Bed, scale: Scale, name: str, url: str, count: int) -> Row:
+    """The first part of a long backlog, against as many events in short ones; in batches that a short one fills."""
+    drains = Drains(bed, name)
+    few, batch = scale.few_waiting, scale.few_waiting // SHARDS // 3
+    # So many more that the last round still has all of them waiting, and the row of the memory too.
+    fill(url, count + scale.rounds * (few * _PARTS + _for_memory(scale)), prefix="million")
+    ours, floor = [], []
+    for _ in range(scale.rounds):
+        ours.append(drains.run("ours", few * _PARTS, url=url, prefix="million", batch=batch))
+        fill(url, few)
+        floor.append(drains.run("ours", few, url=url, batch=batch, refills=_PARTS - 1))
+    drains.close()
+    return row(name, ours, floor, waiting=count, few_waiting=few)
+
+
+def postgres(bed: Bed, scale: Scale) -> Row:
+    return _many_waiting(bed, scale, "postgres-backlog-1m", bed.url, scale.waiting)
+
+
+def postgres_most(bed: Bed, scale: Scale) -> Row:
+    return _many_waiting(bed, scale, "postgres-backlog-5m", bed.url, scale.most_waiting)
+
+
+def mysql(bed: Bed, scale: Scale) -> Row:
+    return _many_waiting(bed, scale, "mysql-backlog-1m", bed.mysql.url, scale.waiting)
+
+
+def mariadb(bed: Bed, scale: Scale) -> Row:
+    return _many_waiting(bed, scale, "mariadb-backlog-1m", bed.mariadb.url, scale.waiting)
+
+
+def mongo(bed: Bed, scale: Scale) -> Row:
+    return _many_waiting(bed, scale, "mongo-backlog-1m", bed.mongo.url, scale.waiting)
+
+
+def _for_memory(scale: Scale) -> int:
+    return scale.waiting // 20
+
+
+def memory(bed: Bed, scale: Scale) -> Row:
+    """The most memory that a relay takes with a long backlog before it."""
+    drains = Drains(bed, "postgres-memory")
+    events = _for_memory(scale)
+    wanted = scale.waiting + scale.rounds * events
+    # What a row before this one left is as good, and takes long to load.
+    if asyncio.run(waiting(bed.url, "million")) < wanted:
+        fill(bed.url, wanted, prefix="million")
+    found = [drains.run("ours", events, prefix="million")["peak_mb"] for _ in range(scale.rounds)]
+    drains.close()
+    return Row("postgres-memory", "MB", found, [MEMORY_MB] * len(found), against="limit")

@@ -1,0 +1,47 @@
+"""The block of `docs/benchmarks.md` that holds the figures of a run; nobody types them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import grids
+
+BEGIN = "<!-- figures: written by `make figures` -->"
+END = "<!-- end of figures -->"
+_CAPTIONS = {
+    "throughput": "Events per second by batch and slots. Points are medians, lines reach from the lowest round to the "
+    "highest, here and below.",
+    "latency": "How many events were acknowledged within so many milliseconds of the begin of their transaction.",
+    "backlog": "Events per second by how many wait.",
+    "workers": "Events per second by relay processes, on the cores that the servers need too.",
+}
+
+
+def fill(file: Path, measured: dict[str, Any], plots: Sequence[str]) -> Path:
+    """Everything between the two marks is made anew."""
+    text = file.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise SystemExit(f"{file} has no block for figures; it begins with {BEGIN!r} and ends with {END!r}")
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    file.write_text(f"{before}{BEGIN}\n\n{render(measured, plots)}\n{END}{after}")
+    return file
+
+
+def render(measured: dict[str, Any], plots: Sequence[str]) -> str:
+    parts = ["## Figures of a run", _conditions(measured), *map(_table, grids(measured["rows"]))]
+    parts += [f"```{{figure}} plots/{name}.svg\n:alt: {name}\n\n{_CAPTIONS[name]}\n```" for name in plots]
+    return "\n\n".join(parts) + "\n"
+
+
+def _conditions(measured: dict[str, Any]) -> str:
+    names = ("machine", "servers", "clients", "command", "load", "seconds")
+    lines = [f"{name:<9} {measured[name]}" for name in names if name in measured]
+    return "\n".join(["```text", *lines, "```"])
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    head, *rows = lines
+    # Names and units are words, all else are figures.
+    marks = ["---" if place < 2 else "---:" for place in range(len(head))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, marks, *rows])

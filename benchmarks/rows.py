@@ -1,0 +1,87 @@
+"""Every row of the benchmark: what is asked of it, whether a default run has it, and how long it takes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks import arrival, backlogs, drains, grid, latency, writers
+from benchmarks.bed import Bed
+from benchmarks.peers import debezium
+from benchmarks.peers import drains as peers
+from benchmarks.peers import latency as peers_latency
+from benchmarks.report import Bar, Row
+from benchmarks.scale import Scale
+from benchmarks.workers import workers
+
+# Ten minutes, less what it takes to close the servers and to draw.
+DEFAULT_SECONDS = 570
+ALL_PEERS = "peers"
+NO_BAR = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one name measures."""
+
+    measure: Callable[[Bed, Scale], Row | list[Row]]
+    bar: Bar | None
+    """Of all its rows; ``NO_BAR``: nothing is asked of them."""
+    seconds: int = 0
+    """About what it takes in a default run on two cores; 0: it is measured on request only."""
+    late_bar: Bar | None = None
+    """Of its row for the 99th percentile."""
+
+    def bar_of(self, row: Row) -> Bar | None:
+        return self.late_bar if row.name.endswith("-p99") else self.bar
+
+
+def _at_most(limit: float) -> Bar:
+    return Bar(limit, at_most=True)
+
+
+# In the order of a run: the rows with bars first, so that there is time for them; the rest of the default ones while
+# there is time. Their seconds are with a margin, and those of the memory for a backlog that nobody loaded before it.
+ROWS: dict[str, Entry] = {
+    "postgres-kafka": Entry(drains.postgres, Bar(0.9), 26),
+    "peer-debezium": Entry(debezium.warm, Bar(1.0), 60),
+    "peer-txoutbox": Entry(peers.txoutbox, Bar(4.0), 35),
+    "mongo-kafka": Entry(drains.mongo, Bar(0.9), 30),
+    "postgres-to-consumer": Entry(arrival.to_consumer, Bar(5.0, difference=True), 33, NO_BAR),
+    "peer-txoutbox-latency": Entry(peers_latency.txoutbox, _at_most(1.0), 38, _at_most(1.0)),
+    "postgres-latency-200": Entry(latency.LATENCIES["postgres-latency-200"], _at_most(3.0), 36),
+    "postgres-backlog-1m": Entry(backlogs.postgres, Bar(0.9), 55),
+    "postgres-memory": Entry(backlogs.memory, _at_most(1.0), 30),
+    "mysql-kafka": Entry(drains.mysql, Bar(0.8), 30),
+    "sqlite-kafka": Entry(drains.sqlite, Bar(0.85), 17),
+    "peer-loop": Entry(peers.loop, Bar(1.0), 21),
+    "add": Entry(writers.writers, _at_most(1.25), 28),
+    "postgres-hot-key": Entry(drains.hot_key, Bar(0.9), 22),
+    "postgres-idle": Entry(latency.idle, _at_most(1.0), 20),
+    "postgres-handlers": Entry(drains.handlers, NO_BAR, 16),
+    "postgres-10kb": Entry(drains.payload_10kb, NO_BAR, 12),
+    "postgres-200kb": Entry(drains.payload_200kb, NO_BAR, 12),
+    "postgres-latency-1000": Entry(latency.LATENCIES["postgres-latency-1000"], NO_BAR, 24),
+    "postgres-latency-50": Entry(latency.LATENCIES["postgres-latency-50"], NO_BAR, 24),
+    "postgres-workers": Entry(workers, NO_BAR),
+    "peer-debezium-latency": Entry(peers_latency.debezium, _at_most(1.0), 0, _at_most(1.0)),
+    "postgres-kafka-deleted": Entry(drains.postgres_deleted, Bar(0.85)),
+    "postgres-backlog-5m": Entry(backlogs.postgres_most, Bar(0.9)),
+    "mysql-backlog-1m": Entry(backlogs.mysql, Bar(0.9)),
+    "mariadb-kafka": Entry(drains.mariadb, Bar(0.8)),
+    "mariadb-backlog-1m": Entry(backlogs.mariadb, Bar(0.9)),
+    "mongo-one-at-a-time": Entry(drains.mongo_one_at_a_time, Bar(1.0)),
+    "mongo-backlog-1m": Entry(backlogs.mongo, Bar(0.9)),
+    "postgres-grid": Entry(grid.grid, NO_BAR),
+    "peer-debezium-cold": Entry(debezium.cold, Bar(1.0)),
+    "peer-faststream-outbox": Entry(peers.faststream_outbox, Bar(1.0)),
+    "peer-omni-box": Entry(peers.omni_box, Bar(1.0)),
+}
+
+
+def chosen(only: Sequence[str] | None, everything: bool = False) -> list[str]:
+    """The rows to measure, each once: by name, where one name stands for all peers, or all, or what there is time for
+    by default."""
+    if only is None:
+        return [name for name, entry in ROWS.items() if everything or entry.seconds]
+    peer_names = [name for name in ROWS if name.startswith("peer-")]
+    each = [peer_names if name == ALL_PEERS else [name] for name in only]
+    return list(dict.fromkeys(name for names in each for name in names))

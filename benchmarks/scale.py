@@ -1,0 +1,43 @@
+"""How much a run does."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The default run's, which has ten minutes for all of its rows."""
+
+    rounds: int = 3
+    rounds_without_bar: int = 2
+    """Of rows that nothing is asked of; two still have a spread."""
+    events: int = 80_000
+    waiting: int = 1_000_000
+    most_waiting: int = 5_000_000
+    few_waiting: int = 20_000
+    held: int = 100_000
+    payload_bytes: int = 200_000_000
+    """Of all large payloads of one drain together."""
+    latency_seconds: float = 2.5
+    idle_seconds: float = 5.0
+
+    def with_rounds(self, rounds: int) -> "Scale":
+        return replace(self, rounds=rounds, rounds_without_bar=rounds)
+
+    def for_bar(self, has_bar: bool) -> "Scale":
+        """What a row is given."""
+        return self if has_bar else replace(self, rounds=self.rounds_without_bar)
+
+    def with_events(self, events: int) -> "Scale":
+        return replace(self, events=events)
+
+
+LONG = Scale(rounds_without_bar=3, events=200_000, latency_seconds=6.0, idle_seconds=10.0)
+QUICK = Scale(
+    events=40_000,
+    waiting=200_000,
+    most_waiting=400_000,
+    few_waiting=10_000,
+    held=20_000,
+    payload_bytes=20_000_000,
+    latency_seconds=2.0,
+)

@@ -1,0 +1,261 @@
+"""What the benchmark does around its measuring: the choice of rows, bars, tables, the file, plots and the page."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as program
+from benchmarks import drains, page, plots, report
+from benchmarks.bed import Bed
+from benchmarks.child import ChildFailedError
+from benchmarks.failures import PeerFailedError, peer_side
+from benchmarks.report import Bar, Row, percentiles, table
+from benchmarks.rows import DEFAULT_SECONDS, NO_BAR, ROWS, Entry, chosen
+from benchmarks.scale import LONG, QUICK, Scale
+from tests.servers import MissingError
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+class TestChoice:
+    def test_by_default_there_is_time_for_the_rows_with_bars(self) -> None:
+        wanted = {
+            "postgres-kafka",
+            "mongo-kafka",
+            "postgres-to-consumer",
+            "peer-debezium",
+            "peer-txoutbox",
+            "peer-loop",
+        }
+        names = chosen(None)
+        assert wanted <= set(names)
+        # The servers take a while too.
+        assert sum(ROWS[name].seconds for name in names if ROWS[name].bar) < DEFAULT_SECONDS - 30
+        assert sorted(names, key=lambda name: ROWS[name].bar is NO_BAR) == names
+
+    def test_by_default_nothing_slow_is_measured(self) -> None:
+        slow = {"postgres-backlog-5m", "mariadb-kafka", "peer-debezium-cold", "peer-omni-box", "postgres-grid"}
+        assert not slow & set(chosen(None))
+
+    def test_all_is_every_row(self) -> None:
+        assert chosen(None, everything=True) == list(ROWS)
+
+    def test_one_name_stands_for_all_peers(self) -> None:
+        wanted = {"debezium", "debezium-cold", "txoutbox", "faststream-outbox", "omni-box", "loop"}
+        names = set(chosen(["peers"]))
+        assert {f"peer-{name}" for name in wanted} <= names
+        assert names <= set(ROWS)
+
+    def test_a_row_is_measured_once(self) -> None:
+        assert chosen(["peer-loop", "add", "peer-loop"]) == ["peer-loop", "add"]
+
+    @pytest.mark.parametrize(
+        ("given", "scale"),
+        [
+            ({}, Scale()),
+            ({"all": True}, LONG),
+            ({"only": ["add"]}, LONG),
+            ({"quick": True}, QUICK),
+            ({"rounds": 5}, Scale().with_rounds(5)),
+        ],
+    )
+    def test_what_is_asked_for_may_take_its_time(self, given: dict[str, Any], scale: Scale) -> None:
+        arguments = argparse.Namespace(**{"all": False, "only": None, "quick": False, "rounds": None, **given})
+        assert program.scale_of(arguments) == scale
+
+    def test_only_rows_without_a_bar_have_fewer_rounds(self) -> None:
+        assert Scale().for_bar(has_bar=True).rounds == 3
+        assert Scale().for_bar(has_bar=False).rounds == 2
+
+
+class TestBars:
+    @pytest.mark.parametrize(
+        ("name", "bar"),
+        [
+            ("postgres-kafka", ">= 0.9"),
+            ("mongo-kafka", ">= 0.9"),
+            ("postgres-backlog-5m", ">= 0.9"),
+            ("postgres-to-consumer", "< +5"),
+            ("peer-debezium", ">= 1"),
+            ("peer-txoutbox", ">= 4"),
+            ("peer-txoutbox-latency", "<= 1"),
+        ],
+    )
+    def test_what_is_asked_of_a_row(self, name: str, bar: str) -> None:
+        assert str(ROWS[name].bar) == bar
+
+    def test_the_table_says_when_a_row_has_none(self) -> None:
+        assert Row("free", "events/s", [1.0], [2.0], bar=NO_BAR).as_dict()["bar"] == "none"
+        assert "missed" not in table([Row("free", "events/s", [1.0], [2.0], bar=NO_BAR)])
+
+    def test_the_late_events_of_a_row_have_a_bar_of_their_own(self) -> None:
+        entry = ROWS["postgres-to-consumer"]
+        assert entry.bar_of(Row("postgres-to-consumer-p99", "ms", [1.0], [1.0])) is NO_BAR
+
+    @pytest.mark.parametrize(
+        ("bar", "ours", "met"),
+        [
+            (Bar(0.9), 95.0, True),
+            (Bar(0.9), 85.0, False),
+            (Bar(1.1, at_most=True), 120.0, False),
+            (Bar(5.0, difference=True), 104.9, True),
+            (Bar(5.0, difference=True), 105.0, False),
+        ],
+    )
+    def test_met_or_missed(self, bar: Bar, ours: float, met: bool) -> None:
+        assert Row("a", "ms", [ours], [100.0], bar=bar).as_dict()["met"] is met
+
+    @pytest.mark.parametrize("name", ROWS)
+    def test_every_row_is_on_a_page(self, name: str) -> None:
+        text = (DOCS / "benchmarks.md").read_text() + (DOCS / "peers.md").read_text()
+        # Alike rows follow the first of them by the end of their names only.
+        assert f"`{name}" in text or f"`-{name.rpartition('-')[2]}`" in text
+
+
+class TestTables:
+    def test_floors_and_peers_are_tables_of_their_own(self) -> None:
+        rows = [
+            Row("drain", "events/s", [90.0], [100.0], bar=Bar(0.85)),
+            Row("peer-loop", "events/s", [90.0], [30.0], against="peer", bar=Bar(1.0)),
+        ]
+        floor, peer = table(rows).split("\n\n")
+        assert floor.split("\n")[0].split()[2:4] == ["floor", "ours"]
+        assert peer.split("\n")[0].split()[2:4] == ["peer", "ours"]
+        assert peer.split("\n")[1].split()[:5] == ["peer-loop", "events/s", "30.0", "90.0", "3.000"]
+
+    def test_a_ratio_is_shown_with_its_spread(self) -> None:
+        found = Row("drain", "events/s", [90.0, 95.0, 70.0], [100.0, 100.0, 100.0]).as_dict()
+        assert [found[name] for name in ("ratio", "low", "high")] == [0.9, 0.7, 0.95]
+
+    def test_percentiles_are_a_table_of_their_own(self) -> None:
+        row = Row("soon", "ms", [1.0], [1.0], percentiles("ours", [float(n) for n in range(1, 1000)]))
+        last = table([row]).split("\n\n")[-1].split("\n")[-1]
+        assert last.split() == ["soon", "ours", "500.00", "950.00", "990.00"]
+
+
+def _rows(*names: str, **extra: Any) -> list[Row]:
+    return [Row(name, "events/s", [10.0, 12.0], [11.0, 11.0], {**extra}) for name in names]
+
+
+class TestRun:
+    @pytest.fixture(autouse=True)
+    def file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(program, "FILE", tmp_path / "bench.json")
+        monkeypatch.setattr(drains, "warm_up", lambda _bed, _scale: None)
+        return program.FILE
+
+    def _measure(self, monkeypatch: pytest.MonkeyPatch, limit: float | None = None, **entries: Any) -> program.Run:
+        found = {name: Entry(measure, Bar(1.0), 10) for name, measure in entries.items()}
+        monkeypatch.setattr(program, "ROWS", found)
+        run = program.Run(Scale(), limit, time.monotonic())
+        run.measure(Bed.__new__(Bed), list(found))
+        return run
+
+    @pytest.mark.parametrize("error", [MissingError("no Java"), PeerFailedError("the driver crashed")])
+    def test_a_peer_that_fails_costs_its_row_only(
+        self, error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def crash(_bed: Bed, _scale: Scale) -> list[Row]:
+            raise error
+
+        run = self._measure(monkeypatch, peer=crash, good=lambda _bed, _scale: _rows("good"))
+        assert [row.name for row in run.rows] == ["good"]
+        assert not run.failed
+        assert capsys.readouterr().out == f"left out  peer: {error}\n"
+
+    def test_a_row_of_ours_that_fails_fails_the_run_and_not_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def crash(_bed: Bed, _scale: Scale) -> list[Row]:
+            raise RuntimeError("lost an event")
+
+        run = self._measure(monkeypatch, bad=crash, good=lambda _bed, _scale: _rows("good"))
+        assert run.failed == ["bad"]
+        assert [row.name for row in run.rows] == ["good"]
+
+    def test_what_was_measured_is_in_the_file_when_the_run_is_interrupted(
+        self, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(_bed: Bed, _scale: Scale) -> list[Row]:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self._measure(monkeypatch, good=lambda _bed, _scale: _rows("good"), slow=interrupted)
+        assert [row["name"] for row in json.loads(file.read_text())["rows"]] == ["good"]
+
+    def test_a_row_that_would_not_end_in_time_is_left_out(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run = self._measure(monkeypatch, limit=5, late=lambda _bed, _scale: _rows("late"))
+        assert not run.rows
+        assert capsys.readouterr().out.startswith("left out  late: no time")
+
+    def test_only_the_peers_side_is_blamed_on_the_peer(self) -> None:
+        with pytest.raises(PeerFailedError, match="exit code 1"), peer_side():
+            raise ChildFailedError("ended with exit code 1\nand more lines")
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> dict[str, Any]:
+    """A file as a run writes it, with rows for every plot."""
+    times = {**percentiles("ours", [1.0, 2.0, 9.0]), **percentiles("floor", [1.0, 1.5, 2.0])}
+    rows = [
+        *_rows("postgres-kafka"),
+        *_rows("postgres-latency-50", per_second=50, **times),
+        *_rows("postgres-latency-1000", per_second=1000, **times),
+        *_rows("postgres-backlog-1m", waiting=1_000_000, few_waiting=20_000),
+        *_rows("mongo-backlog-1m", waiting=1_000_000, few_waiting=20_000),
+        *_rows("postgres-workers-2", workers=2),
+        *_rows("postgres-workers-4", workers=4),
+        *_rows("postgres-grid-500x1", batch=500, slots=1),
+        *_rows("postgres-grid-2000x1", batch=2000, slots=1),
+        *_rows("postgres-grid-2000x4", batch=2000, slots=4),
+    ]
+    report.write(tmp_path / "bench.json", {"machine": "a laptop", "command": "python -m benchmarks --all"}, rows)
+    return plots.read(tmp_path / "bench.json")
+
+
+class TestPlots:
+    def test_one_for_each_question(self, measured: dict[str, Any], tmp_path: Path) -> None:
+        drawn = plots.draw(measured, tmp_path)
+        assert [file.name for file in drawn] == ["throughput.svg", "latency.svg", "backlog.svg", "workers.svg"]
+        assert all("<svg" in file.read_text() for file in drawn)
+        assert "relay processes" in (tmp_path / "workers.svg").read_text()
+
+    def test_the_same_run_draws_the_same_bytes(self, measured: dict[str, Any], tmp_path: Path) -> None:
+        first = [file.read_bytes() for file in plots.draw(measured, tmp_path / "first")]
+        assert first == [file.read_bytes() for file in plots.draw(measured, tmp_path / "second")]
+        assert b"date" not in b"".join(first)
+
+    def test_what_was_not_measured_is_not_drawn(self, measured: dict[str, Any], tmp_path: Path) -> None:
+        (tmp_path / "latency.svg").write_text("of another run")
+        measured["rows"] = measured["rows"][:1]
+        assert plots.draw(measured, tmp_path) == []
+        assert not list(tmp_path.glob("*.svg"))
+
+
+class TestPage:
+    def test_the_figures_of_a_run_come_between_the_marks(self, measured: dict[str, Any], tmp_path: Path) -> None:
+        file = tmp_path / "benchmarks.md"
+        file.write_text(f"# Benchmarks\n\n{page.BEGIN}\nof another run\n{page.END}\nthe end\n")
+        page.fill(file, measured, ["latency"])
+        text = file.read_text()
+        assert "of another run" not in text
+        assert "machine   a laptop" in text
+        assert "| postgres-kafka | events/s | 11.0 | 11.0 | 1.000 | 0.909 | 1.091 | none |  |" in text
+        assert text.count("plots/") == 1
+        assert text.endswith(f"{page.END}\nthe end\n")
+        page.fill(file, measured, ["latency"])
+        assert file.read_text() == text
+
+    def test_a_page_without_marks_is_left_alone(self, measured: dict[str, Any], tmp_path: Path) -> None:
+        file = tmp_path / "benchmarks.md"
+        file.write_text("# Benchmarks\n")
+        with pytest.raises(SystemExit, match="no block for figures"):
+            page.fill(file, measured, [])
+
+    def test_our_page_has_the_marks(self) -> None:
+        text = (DOCS / "benchmarks.md").read_text()
+        assert text.count(page.BEGIN) == text.count(page.END) == 1
