@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from pillarbox.errors import StoreDown
-from pillarbox.event import Status
+from pillarbox.event import Event, Status
+from pillarbox.publisher import retry
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Relay
 from pillarbox.relay.worker import StreamWorker
@@ -168,6 +169,32 @@ async def test_an_owner_that_had_settled_all_it_sent_did_not_die_of_it(
         await eventually(lambda: owners(store), lambda found: list(found.values()) == [4] and "ghost" not in str(found))
     (heir, *_) = await store.take(STREAM, "heir", 4, 60)
     assert (heir.shard, heir.unclean_count) == (0, left)
+
+
+async def test_a_careful_owner_settles_what_was_published_beside_a_failure(
+    outbox: Outbox, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = key_of(0), key_of(0)
+    await store.add([*numbered(good, 3), *numbered(bad, 1)])
+    for ghost in ("ghost-1", "ghost-2"):
+        await store.join(STREAM, ghost, 0.05)
+        await eventually_taken(store, ghost)
+    mine, to = outbox(), MemoryPublisher()
+    to.fail_next(retry("not this time"), key=bad)
+    note, refused = mine.suspect, 0
+
+    async def suspect(grant: Grant, event: Event | None) -> None:
+        nonlocal refused
+        if event is None and not refused:
+            refused += 1
+            raise StoreDown("away for a moment")
+        await note(grant, event)
+
+    monkeypatch.setattr(mine, "suspect", suspect)
+    async with relay(mine, stream(to, lease_seconds=60)):
+        await settled(store, {Status.PUBLISHED: 4})
+    assert refused == 1
+    assert copies(to.deliveries) == 0
 
 
 async def eventually_taken(store: Store, worker: str) -> Sequence[Grant]:

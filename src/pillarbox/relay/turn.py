@@ -53,6 +53,7 @@ class Turns:
         free, held = split(events, shard.aside)
         outcomes = await self._publish(shard, free)
         await self._settle(shard, plan_turn(free, outcomes, held, self.rules))
+        await self._acquit(shard, outcomes)
         if free and all(outcome == UNTRIED for outcome in outcomes):
             return False  # the worker stops, or its lease is in doubt: nothing more before the next poll
         shard.batch.turned(len(events), time.monotonic() - begun)
@@ -68,6 +69,7 @@ class Turns:
         if run.mode is Aside.RETRY:
             outcomes = await self._publish(shard, run.events)
         await self._settle(shard, plan_key_run(run, outcomes, self.rules))
+        await self._acquit(shard, outcomes)
         # An outage leaves the key due: the circuit, not this loop, says when to try again.
         return not any(outcome.is_outage for outcome in outcomes)
 
@@ -99,10 +101,13 @@ class Turns:
             self.breaker.failed(time.monotonic(), down.error or "")
         elif any(outcome.result is not Result.UNTRIED for outcome in outcomes):
             self.breaker.succeeded()
-        if shard.caution.deaths:
-            # It ended without killing anybody.
-            await self.store.suspect(shard.grant, None)
         return outcomes
+
+    async def _acquit(self, shard: Shard, outcomes: Sequence[Outcome]) -> None:
+        """What was noted ended without killing anybody, and is not settled. Only now: an error here must not keep what
+        was published beside it from being settled."""
+        if shard.caution.deaths and outcomes.count(PUBLISHED) != len(outcomes):
+            await self.store.suspect(shard.grant, None)
 
     @staticmethod
     def _aside(shard: Shard) -> set[str]:
