@@ -33,7 +33,7 @@ TWO = replace(SHORT, workers=2, least_faults=1)
 # Where nobody dies, a lease that a slow machine lets run out would be a fault of its own.
 LASTING = 60.0
 CALM = replace(SHORT, faults="none", rejected=0.05, flaky=0.05, lease_seconds=LASTING)
-KILLS = replace(TWO, only="kill_at_point:settled", least_faults=2)
+KILLS = replace(TWO, only="kill_at_point:settled", least_faults=2, queued=0.0)
 BACKLOG = replace(SHORT, only="stop", rejected=0.05, writers_clock=-3600, least_faults=3)
 OUTAGE = replace(SHORT, only="broker", least_faults=1, lease_seconds=LASTING)
 OPERATOR = replace(SHORT, only="operator:replay", on_dead="block", rejected=0.1, least_faults=2, lease_seconds=LASTING)
@@ -42,7 +42,8 @@ SERVER = replace(TWO, store="postgres", seconds=3.0)
 CLOCKS = replace(SERVER, only="clock:3600", writers=3, held=0.2, hold_seconds=0.3, lease_seconds=LASTING)
 LATE = replace(CLOCKS, only=None, faults="none", workers=1, least_faults=0, least_transactions=150)
 QUEUE = replace(SERVER, only="stop_at_point:confirmed", queued=1.0, least_faults=1)
-PAUSES = replace(SERVER, only="stop_at_point:confirmed,reading,settling", least_faults=3)
+# Of the ordered stream: a queue that is stopped in its place shows nothing of it.
+PAUSES = replace(SERVER, only="stop_at_point:confirmed,reading,settling", least_faults=3, queued=0.0)
 
 WITHOUT_A_BUG = {
     "calm": CALM,

@@ -28,7 +28,7 @@ def name(plan: Plan) -> str:
     return f"{plan.store}-{plan.broker}-{plan.on_dead}"
 
 
-@pytest.mark.parametrize("plan", ALL + POLICIES, ids=name)
+@pytest.mark.parametrize("plan", [*ALL, *(pytest.param(each, marks=pytest.mark.long) for each in POLICIES)], ids=name)
 def test_with_every_fault_the_promise_is_kept(plan: Plan, tmp_path: Path) -> None:
     report = check(perform(plan, tmp_path))
 
@@ -47,6 +47,7 @@ def test_without_a_crash_there_is_not_one_copy(faults: str, tmp_path: Path) -> N
     assert (report.facts.faults.count("term") > 0) == (faults == "term")
 
 
+@pytest.mark.long
 def test_a_relay_can_be_killed_at_every_point(tmp_path: Path) -> None:
     plan = Plan(store="sqlite", broker="handlers", seconds=5.0, seed=1, only="kill_at_point", every_point=True)
     plan.prune_seconds = plan.lease_seconds = 1.0
