@@ -4,70 +4,19 @@ import asyncio
 import os
 import signal
 import sys
-import time
-from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 from benchmarks.child import answer, settings_from_parent
 from benchmarks.clock import Clock
 from benchmarks.handled import Handled
 from benchmarks.load import add_more
-from pillarbox.event import Event
-from pillarbox.publisher import Outcome, Publisher, PublisherFeatures
+from pillarbox.bench.clocks import TimedStore, Witness
+from pillarbox.publisher import Publisher
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.relay import Relay, Stream
-from pillarbox.store import Grant, Settlement, Store
+from pillarbox.store import Store
 from pillarbox.urls import store_from_url
-
-
-class TimedStore:
-    """A store that tells the clock of its reads and settles."""
-
-    def __init__(self, store: Store, clock: Clock) -> None:
-        self._store = store
-        self._clock = clock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
-        self._clock.begin()
-        return await self._store.read(grant, limit, max_bytes)
-
-    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
-        aside = await self._store.settle(grant, settlement)
-        self._clock.settle(len(settlement.published))
-        return aside
-
-
-class NotingPublisher:
-    """A publisher that notes when each event was acknowledged."""
-
-    def __init__(self, publisher: KafkaPublisher) -> None:
-        self._publisher = publisher
-        self.acknowledged_at: dict[str, float] = {}
-
-    @property
-    def features(self) -> PublisherFeatures:
-        return self._publisher.features
-
-    @property
-    def description(self) -> str:
-        return self._publisher.description
-
-    async def open(self) -> None:
-        await self._publisher.open()
-
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes = await self._publisher.publish(events)
-        now = time.monotonic()
-        for event in events:
-            self.acknowledged_at[str(event.id)] = now
-        return outcomes
-
-    async def close(self) -> None:
-        await self._publisher.close()
 
 
 def _store(settings: dict[str, Any]) -> Store:
@@ -107,16 +56,21 @@ async def drain(settings: dict[str, Any]) -> dict[str, Any]:
     return {**clock.report(refills + 1), **({"handled": handled.count} if handled.count else {})}
 
 
+def _complain(error: str) -> None:
+    print(f"not published: {error}", file=sys.stderr)
+
+
 async def serve(settings: dict[str, Any]) -> dict[str, Any]:
     """Run until told to stop; the answer is when each event was acknowledged, unless ``note`` is false."""
     kafka = KafkaPublisher(servers=settings["servers"], topic=settings["topic"])
-    noting = NotingPublisher(kafka)
-    relay = Relay(_store(settings), [Stream("default", to=noting if settings.get("note", True) else kafka)])
+    witness = Witness(kafka, _complain)
+    witness.keeps_instants = True
+    relay = Relay(_store(settings), [Stream("default", to=witness if settings.get("note", True) else kafka)])
     async with relay:
         await relay.drain()
         answer({"ready": True})
         await asyncio.to_thread(sys.stdin.read)
-    return {"acknowledged_at": noting.acknowledged_at}
+    return {"acknowledged_at": {str(event_id): at for event_id, at in witness.acknowledged.items()}}
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from uuid import UUID
 
 from pillarbox import Event, Handlers, Reject
 from pillarbox.errors import LeaseLost
-from pillarbox.publisher import Outcome, Publisher, PublisherFeatures, outage
+from pillarbox.publisher import Outcome, Publisher, outage
 from pillarbox.relay import Fixed, Relay, Stream
 from pillarbox.store import Claim, Grant, KeyRun, Page, Settlement, Store
 from pillarbox.urls import store_from_url
@@ -228,19 +228,8 @@ class TracedPublisher:
         self._store = store
         self._points = points
 
-    @property
-    def features(self) -> PublisherFeatures:
-        return self._publisher.features
-
-    @property
-    def description(self) -> str:
-        return self._publisher.description
-
-    async def open(self) -> None:
-        await self._publisher.open()
-
-    async def close(self) -> None:
-        await self._publisher.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._publisher, name)
 
     async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
         ids = _ids(events)

@@ -1,13 +1,13 @@
 """Kafka Connect with Debezium's connector for PostgreSQL, one worker in one process."""
 
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.servers import Server, maven
+from tests.servers import maven
+from tests.servers.java import JarServer
 from tests.servers.kafka import VERSION as KAFKA_VERSION
 
 VERSION = "3.6.1.Final"
@@ -23,7 +23,7 @@ _JAVA_OPTIONS = (
 )
 
 
-class Connect(Server):
+class Connect(JarServer):
     """A worker with no connector; `put` starts one, and its offsets outlive `restart`."""
 
     name = "connect"
@@ -42,17 +42,6 @@ class Connect(Server):
     def __init__(self, bootstrap_servers: str) -> None:
         super().__init__()
         self._bootstrap_servers = bootstrap_servers
-
-    def missing(self) -> str | None:
-        if maven.java() is None:
-            return f"{self.name} needs Java; {maven.INSTALL.format('default-jre-headless')}"
-        return self.jars.missing()
-
-    def fetched(self) -> bool:
-        return self.jars.present()
-
-    def fetch(self) -> None:
-        self._libraries = self.jars.fetch()
 
     @property
     def url(self) -> str:
@@ -73,9 +62,6 @@ class Connect(Server):
     def command(self) -> Sequence[str]:
         main = "org.apache.kafka.connect.cli.ConnectStandalone"
         return [str(maven.java()), *_JAVA_OPTIONS, main, str(self.folder / "worker.properties")]
-
-    def environment(self) -> Mapping[str, str]:
-        return {"CLASSPATH": os.pathsep.join(map(str, sorted(self._libraries.glob("*.jar"))))}
 
     def put(self, connector: str, settings: Mapping[str, str]) -> None:
         """Start a connector; returns when the worker took its settings."""

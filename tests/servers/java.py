@@ -14,20 +14,10 @@ from .cache import cached
 Jit = Literal["fast-start", "normal"]
 
 
-class JavaServer(Server):
-    """`jit="normal"` starts slower and runs faster, for benchmarks."""
+class JarServer(Server):
+    """From jars, with whatever options it is given."""
 
     jars: ClassVar[maven.Jars]
-    main_class: ClassVar[str]
-    heap: ClassVar[str]
-    benchmark_heap: ClassVar[str] = "1g"
-    options: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, *, settings: Mapping[str, str] | None = None, jit: Jit = "fast-start") -> None:
-        super().__init__(settings=settings)
-        self.jit = jit
-        self._archive: Path | None = None
-        self._record_to: Path | None = None
 
     def missing(self) -> str | None:
         if maven.java() is None:
@@ -39,14 +29,32 @@ class JavaServer(Server):
 
     def fetch(self) -> None:
         self._libraries = self.jars.fetch()
+
+    def environment(self) -> Mapping[str, str]:
+        # Sorted, because a class archive holds only for the very same class path.
+        return {"CLASSPATH": ":".join(map(str, sorted(self._libraries.glob("*.jar"))))}
+
+
+class JavaServer(JarServer):
+    """`jit="normal"` starts slower and runs faster, for benchmarks."""
+
+    main_class: ClassVar[str]
+    heap: ClassVar[str]
+    benchmark_heap: ClassVar[str] = "1g"
+    options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, *, settings: Mapping[str, str] | None = None, jit: Jit = "fast-start") -> None:
+        super().__init__(settings=settings)
+        self.jit = jit
+        self._archive: Path | None = None
+        self._record_to: Path | None = None
+
+    def fetch(self) -> None:
+        super().fetch()
         if self._record_to is None:
             key = f"{self.jars.key}-classes-{_java_identity()}"
             announce = f"recording the classes of {self.name} for faster starts, once"
             self._archive = cached(key, self._record, announce) / "classes.jsa"
-
-    def environment(self) -> Mapping[str, str]:
-        # Sorted, because the class archive holds only for the very same class path.
-        return {"CLASSPATH": ":".join(map(str, sorted(self._libraries.glob("*.jar"))))}
 
     def java(self, main_class: str, *arguments: str) -> Sequence[str]:
         fast = self.jit == "fast-start"

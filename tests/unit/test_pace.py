@@ -87,6 +87,7 @@ class TestBatchSize:
 def test_after_three_deaths_a_shard_is_read_one_by_one() -> None:
     assert [Caution(deaths).limit for deaths in range(6)] == [None, 125, 15, 1, 1, 1]
     assert Caution(10_000).limit == 1
+    assert Caution(-1).limit is None, "nobody came before a first owner"
 
 
 def test_what_was_read_with_an_owner_that_died_is_settled_before_more_is_read_at_once() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from pillarbox.event import Event
@@ -33,10 +33,17 @@ class Clock:
             self.done.set()
 
 
+class DrainClock(Protocol):
+    """What a timed store tells."""
+
+    def begin(self) -> None: ...
+    def settle(self, events: int) -> None: ...
+
+
 class TimedStore:
     """A store that tells a clock of what a relay reads and settles."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: DrainClock) -> None:
         self._store = store
         self._clock = clock
 

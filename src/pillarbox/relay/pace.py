@@ -77,7 +77,7 @@ class Caution:
     _settled: int = 0  # since the limit was last raised
 
     def __post_init__(self) -> None:
-        self.deaths = min(self.deaths, len(_CAUTIOUS) - 1)
+        self.deaths = max(0, min(self.deaths, len(_CAUTIOUS) - 1))
 
     @property
     def limit(self) -> int | None:
