@@ -6,10 +6,10 @@ They change the objects of one process, by hand, from outside of the library.
 import asyncio
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from pillarbox import Event
@@ -22,8 +22,9 @@ from pillarbox.stores.sql import SqlStore
 EVENT_IN_A_TRANSACTION_OF_ITS_OWN: Final = "event_in_a_transaction_of_its_own"
 _BUFFERED_SECONDS: Final = 0.5
 _CROSSING_SECONDS: Final = 0.2
-_PATIENT_SECONDS: Final = 1.0
+_PATIENT_SECONDS: Final = 2.0
 _background: set[asyncio.Task[Any]] = set()
+T = TypeVar("T")
 
 
 def _keep(task: asyncio.Task[Any]) -> None:
@@ -70,6 +71,19 @@ async def _current(store: SqlStore, grant: Grant) -> Grant:
     return grant._replace(token=rows[0][0], worker=rows[0][1] or grant.worker)
 
 
+async def _with_any_token(store: SqlStore, grant: Grant, call: Callable[[Grant], Awaitable[T]]) -> T:
+    """As the owner that the lease has now, which may be another one before the call arrives: then once more, so that
+    the bug shows each time."""
+    deadline = time.monotonic() + _PATIENT_SECONDS
+    while True:
+        try:
+            return await call(await _current(store, grant))
+        except LeaseLost:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.01)
+
+
 def settle_without_the_token(store: Any, publisher: Any) -> None:
     """A stale owner settles all the same."""
     settle = store.settle
@@ -79,7 +93,7 @@ def settle_without_the_token(store: Any, publisher: Any) -> None:
         try:
             done = await settle(grant, settlement)
         except LeaseLost:
-            done = await settle(await _current(store, grant), settlement)
+            done = await _with_any_token(store, grant, lambda current: settle(current, settlement))
         return done
 
     store.settle = careless
@@ -91,7 +105,7 @@ def settle_that_crosses_a_take_over(store: Any, publisher: Any) -> None:
 
     async def careless(grant: Grant, settlement: Settlement) -> Collection[str]:
         await asyncio.sleep(_CROSSING_SECONDS)
-        done: Collection[str] = await settle(await _current(store, grant), settlement)
+        done: Collection[str] = await _with_any_token(store, grant, lambda current: settle(current, settlement))
         return done
 
     store.settle = careless
@@ -104,10 +118,9 @@ def read_without_the_token(store: Any, publisher: Any) -> None:
     async def careless(grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
         deadline = time.monotonic() + _PATIENT_SECONDS
         while True:
-            current = await _current(store, grant)
-            events: Sequence[Event] = await read(current, limit, max_bytes)
+            events: Sequence[Event] = await _with_any_token(store, grant, lambda now: read(now, limit, max_bytes))
             # The new owner leaves little to read: wait for it, so that the bug shows each time.
-            if events or current.token == grant.token or time.monotonic() > deadline:
+            if events or (await _current(store, grant)).token == grant.token or time.monotonic() > deadline:
                 return events
             await asyncio.sleep(0.01)
 

@@ -63,7 +63,7 @@ class Caught(NamedTuple):
 
 
 def paused(point: str) -> Plan:
-    return replace(PAUSES, only=f"stop_at_point:{point}", least_faults=1)
+    return replace(PAUSES, only=f"stop_at_point:{point}", least_faults=2)
 
 
 BUGS = {
