@@ -5,7 +5,9 @@ PYTEST := $(PY) -m pytest
 STORE ?= postgres
 BROKER ?= kafka
 SECONDS ?= 60
-export PYTHONDONTWRITEBYTECODE := 1
+# Compiled once and not by each process of the tests, and out of the tree.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
 .PHONY: help env demo example test quick check format docs servers bench figures prove long lock build clean
 
