@@ -229,12 +229,12 @@ def test_every_server_is_tested() -> None:
 PRESENT = [name for name, kind in REGISTRY.items() if name != "redis" or kind().missing() is None]
 
 
-# Nothing in the suite uses them yet.
-UNUSED = ("kafka_cluster", "pulsar", "rabbitmq")
+# Those that few tests need, or none.
+RARE = ("kafka_cluster", "mongo_set", "pulsar", "rabbitmq")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name in UNUSED else []) for name in PRESENT]
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in RARE else []) for name in PRESENT]
 )
 def test_keeps_what_it_acknowledged_and_leaves_nothing(name: str, own_server: OwnServer) -> None:
     client = CLIENTS[name]
@@ -280,6 +280,7 @@ def test_listens_on_this_machine_only(own_server: OwnServer) -> None:
         assert listening == {"127.0.0.1"}, server.name
 
 
+@pytest.mark.long
 def test_a_replica_set_elects_a_new_primary(own_server: OwnServer) -> None:
     servers = own_server(MongoSet)
     mongo_write(servers)

@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
+
 from examples.video_checkout.checkout import make_topic
 from tests.examples.shops import Relays, Shop, tells, until
 from tests.mongo_outbox import database_url
@@ -38,6 +40,7 @@ def test_what_was_committed_arrives_once_and_nothing_else(mongo: Mongo, kafka: K
             assert value == {"_id": key, "payload": {"purchase_id": str(purchase["_id"]), **payload}}
 
 
+@pytest.mark.long
 def test_a_mongodb_that_is_away_at_the_start_is_waited_for(own_server: OwnServer, kafka: Kafka, relays: Relays) -> None:
     mongo = own_server(Mongo)
     with closing(Shop(database_url(mongo.url, "video"), kafka)) as shop:

@@ -1,11 +1,9 @@
 """``pillarbox bench``: what the user's own store and destination can do."""
 
-import asyncio
-import signal
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 from pillarbox import __version__
@@ -19,8 +17,6 @@ from pillarbox.relay import Stream
 
 if TYPE_CHECKING:
     from pillarbox.bench import Figures, Make, OwnStore, Scale
-
-T = TypeVar("T")
 
 _HELP: Final = """
 It makes an outbox of its own beside yours, named bench_ and eight digits, fills it, has the real relay publish what is
@@ -125,28 +121,13 @@ async def _bench(chosen: Any, settings: Settings, make: "Make", scale: "Scale", 
         )
     with _Line() as line:
         keep = settings.get("keep_published_seconds", 86_400.0)
-        figures, about = await _until_asked(measure(make, stream, scale, keep_published_seconds=keep, on_progress=line))
+        figures, about = await measure(make, stream, scale, keep_published_seconds=keep, on_progress=line)
     found = _found(settings, scale, stream, figures, about)
     if chosen.json:
         output.print_json(found)
     else:
         _print(found)
     return 0
-
-
-async def _until_asked(work: Coroutine[Any, Any, T]) -> T:
-    """Its result; a signal ends it in order, and one more ends its ending."""
-    task = asyncio.create_task(work)
-    loop = asyncio.get_running_loop()
-    signals = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # Where a loop knows no signals, Ctrl-C cancels what waits here.
-    with suppress(NotImplementedError):
-        for number in signals:
-            loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
 
 
 class _Line:

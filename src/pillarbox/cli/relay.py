@@ -3,15 +3,13 @@
 import asyncio
 import importlib
 import os
-import signal
 import sys
 import traceback
 from typing import Any, Final
 
-from pillarbox.cli import logs
+from pillarbox.cli import logs, session
 from pillarbox.cli.hints import hint
 from pillarbox.cli.parser import command
-from pillarbox.cli.session import make_store
 from pillarbox.cli.settings import LOG, RELAY, STORE, STREAM, Settings, add_flags
 from pillarbox.errors import ConfigError, PillarboxError
 from pillarbox.relay import Exponential, Fixed, Linear, Relay, Stream
@@ -44,19 +42,16 @@ def run(chosen: Any) -> int:
                 "set it in your code, or leave out the name of your relay"
             )
         relay = load(chosen.target)
-    asyncio.run(_drain(relay) if chosen.drain else relay.run())
+    if chosen.drain:
+        session.run(_drain(relay))
+    else:
+        asyncio.run(relay.run())
     return 0
 
 
 async def _drain(relay: Relay) -> None:
-    working = asyncio.current_task()
-    assert working is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
-    try:
-        async with relay:
-            await relay.drain()
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    async with relay:
+        await relay.drain()
 
 
 def configured(settings: Settings) -> Relay:
@@ -79,7 +74,7 @@ def configured(settings: Settings) -> Relay:
         made.append(Stream(name, **options))
     options = settings.scope(RELAY)
     options.pop("stream", None)
-    return Relay(make_store(settings), made, **options)
+    return Relay(session.make_store(settings), made, **options)
 
 
 def retry(text: str, stream: str) -> Retry:

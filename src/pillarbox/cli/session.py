@@ -4,11 +4,12 @@ import asyncio
 import getpass
 import inspect
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from pillarbox.cli import secrets
@@ -17,8 +18,11 @@ from pillarbox.errors import ConfigError
 from pillarbox.store import Store
 from pillarbox.urls import store_class
 
+T = TypeVar("T")
+
 _UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_ENDING: Final = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def make_store(settings: Settings) -> Store:
@@ -67,8 +71,24 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
         await store.close()
 
 
-def run(work: Coroutine[Any, Any, int]) -> int:
-    return asyncio.run(work)
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Its result; a signal ends it in order, and one more ends its ending."""
+    return asyncio.run(_until_asked(work))
+
+
+async def _until_asked(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+    # By the loop: what asyncio.run does on Ctrl-C does not wake a loop that was about to sleep. Where a loop knows no
+    # signals, it has to do.
+    with suppress(NotImplementedError):
+        for number in _ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def operator(chosen: Any) -> str:
