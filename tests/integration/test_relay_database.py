@@ -195,7 +195,7 @@ async def test_a_start_that_fails_leaves_no_connection_behind(postgres: Postgres
     with pytest.raises(SchemaError):
         async with relay(store, stream(MemoryPublisher())):
             pytest.fail("it has no tables")
-    still_open = store._database._pool is not None
+    still_open = store._database._connections is not None
     await store.close()
     assert not still_open
 

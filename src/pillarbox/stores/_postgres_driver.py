@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ log = logging.getLogger("pillarbox.stores.postgres")
 
 _CONNECT_SECONDS = 10.0
 _COMMAND_SECONDS = 60.0
+_KEPT_SECONDS = 60.0
 _LISTEN_RETRY_SECONDS = 2.0
 # The server or another transaction was in the way; the same statement can succeed a moment later.
 _PASSING = (
@@ -31,6 +33,62 @@ _PASSING = (
 )
 
 
+class _Connections:
+    """Connections of a pool that are kept at hand between statements: to take one from the pool and to give it back
+    costs twice as much as a small statement."""
+
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+        self._pool = pool
+        self._kept: list[tuple[Any, float]] = []  # with the instant of their last use, the latest at the end
+        self._waiting = 0
+        self._closing = False
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[Any]:
+        """A connection of one's own for the block."""
+        connection = await self._take()
+        try:
+            yield connection
+        except BaseException:
+            # The pool knows what to do with a connection whose statement was cut short.
+            await self._release(connection)
+            raise
+        now = time.monotonic()
+        if self._waiting or self._closing or connection.is_closed():
+            await self._release(connection)
+            return
+        self._kept.append((connection, now))
+        # Not needed lately: the pool will close it.
+        if self._kept[0][1] < now - _KEPT_SECONDS:
+            await self._release(self._kept.pop(0)[0])
+
+    async def close(self) -> None:
+        self._closing = True
+        while self._kept:
+            await self._release(self._kept.pop()[0])
+        await self._pool.close()
+
+    async def _take(self) -> Any:
+        while self._kept:
+            connection, _ = self._kept.pop()
+            if not connection.is_closed():
+                return connection
+            await self._release(connection)
+        self._waiting += 1
+        try:
+            return await self._pool.acquire(timeout=_CONNECT_SECONDS)
+        finally:
+            self._waiting -= 1
+
+    async def _release(self, connection: Any) -> None:
+        # Within a time: after a statement that timed out the driver asks the server to end it, and in a network that
+        # swallows everything it would wait for an answer once more as long.
+        await self._pool.release(connection, timeout=_CONNECT_SECONDS)
+
+    def terminate(self) -> None:
+        self._pool.terminate()
+
+
 class PostgresDatabase:
     """A pool of connections."""
 
@@ -39,15 +97,15 @@ class PostgresDatabase:
         self.name = name
         self._pool_size = pool_size
         self._statement_cache = statement_cache
-        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._connections: _Connections | None = None
         self._opening = asyncio.Lock()
 
     async def open(self) -> None:
         async with self._opening:
-            if self._pool is not None:
+            if self._connections is not None:
                 return
             with self.errors():
-                self._pool = await asyncpg.create_pool(
+                pool = await asyncpg.create_pool(
                     self._url,
                     min_size=1,
                     max_size=self._pool_size,
@@ -58,13 +116,14 @@ class PostgresDatabase:
                     # The store leaves nothing behind on a connection, so that a round trip to clean it is saved.
                     reset=_nothing,
                 )
+            self._connections = _Connections(pool)
 
     async def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
+        connections, self._connections = self._connections, None
+        if connections is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(pool.close(), _CONNECT_SECONDS)
-            pool.terminate()
+                await asyncio.wait_for(connections.close(), _CONNECT_SECONDS)
+            connections.terminate()
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -98,34 +157,29 @@ class PostgresDatabase:
         except asyncpg.PostgresError as error:
             raise StoreError(f"{self.name}: {type(error).__name__}: {error}") from error
 
-    def _opened(self) -> "asyncpg.Pool[asyncpg.Record]":
-        if self._pool is None:
+    def _connection(self) -> AbstractAsyncContextManager[Any]:
+        if self._connections is None:
             raise StoreDown(f"{self.name} is closed; open the store first")
-        return self._pool
-
-    def _acquire(self) -> Any:
-        # Letting go counts too: after a statement that timed out the driver asks the server to end it, and in a network
-        # that swallows everything it would wait for an answer once more as long.
-        return self._opened().acquire(timeout=_CONNECT_SECONDS)
+        return self._connections.one()
 
     async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
         with self.errors():
-            async with self._acquire() as connection:
+            async with self._connection() as connection:
                 return await _Transaction(connection).fetch(statement, **values)
 
     async def execute(self, statement: Statement, **values: Any) -> int:
         with self.errors():
-            async with self._acquire() as connection:
+            async with self._connection() as connection:
                 return await _Transaction(connection).execute(statement, **values)
 
     async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
         with self.errors():
-            async with self._acquire() as connection:
+            async with self._connection() as connection:
                 await _Transaction(connection).execute_many(statement, rows)
 
     async def run(self, text: str) -> None:
         with self.errors():
-            async with self._acquire() as connection:
+            async with self._connection() as connection:
                 await connection.execute(text)
 
     @asynccontextmanager
@@ -133,7 +187,7 @@ class PostgresDatabase:
         with self.errors():
             # Named, because the fences rely on it: each statement must see what was committed before it began.
             async with (
-                self._acquire() as connection,
+                self._connection() as connection,
                 connection.transaction(isolation="read_committed"),
             ):
                 yield _Transaction(connection)

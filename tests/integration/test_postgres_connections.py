@@ -1,0 +1,120 @@
+"""Connections of the PostgreSQL store: kept between statements, shared when there are too few, replaced when cut."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pillarbox.errors import StoreDown
+from pillarbox.stores import _postgres_driver as driver
+from pillarbox.stores._postgres_driver import PostgresDatabase
+from pillarbox.stores.postgres import PostgresStore
+from pillarbox.stores.sql import Names, Statement
+from tests.integration.relays import eventually
+from tests.servers import Postgres
+
+pytestmark = pytest.mark.asyncio
+
+POOL_SIZE = 3
+
+
+def statement(text: str) -> Statement:
+    return Statement(text, PostgresStore.dialect, Names("outbox").parts)
+
+
+PID = statement("SELECT pg_backend_pid()")
+SLEEP = statement("SELECT pg_backend_pid() FROM pg_sleep(:seconds)")
+FAIL = statement("SELECT 1 / 0")
+
+
+@pytest_asyncio.fixture
+async def database(postgres: Postgres) -> AsyncIterator[PostgresDatabase]:
+    found = PostgresDatabase(postgres.url, "postgresql", pool_size=POOL_SIZE, statement_cache=256)
+    await found.open()
+    yield found
+    await found.close()
+
+
+async def pid(database: PostgresDatabase) -> int:
+    return int((await database.fetch(PID))[0][0])
+
+
+async def connected(postgres: Postgres, pids: set[int]) -> set[int]:
+    """Which of these backends are there."""
+    connection = await asyncpg.connect(postgres.url)
+    try:
+        rows = await connection.fetch("SELECT pid FROM pg_stat_activity WHERE pid = ANY($1)", list(pids))
+        return {row[0] for row in rows}
+    finally:
+        await connection.close()
+
+
+async def gone(postgres: Postgres, pids: set[int]) -> None:
+    async def none_left() -> bool:
+        return not await connected(postgres, pids)
+
+    await eventually(none_left)
+
+
+async def together(database: PostgresDatabase, count: int) -> set[int]:
+    """The backends of so many statements at once."""
+    rows = await asyncio.gather(*(database.fetch(SLEEP, seconds=0.05) for _ in range(count)))
+    return {each[0][0] for each in rows}
+
+
+async def test_one_after_the_other_needs_one(database: PostgresDatabase) -> None:
+    assert len({await pid(database) for _ in range(20)}) == 1
+
+
+async def test_more_at_once_than_there_are_wait_for_each_other(database: PostgresDatabase) -> None:
+    assert len(await together(database, 10 * POOL_SIZE)) == POOL_SIZE
+
+
+async def test_the_pool_gets_back_what_is_not_needed_any_more(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await together(database, POOL_SIZE)
+    monkeypatch.setattr(driver, "_KEPT_SECONDS", -1.0)
+    for _ in range(POOL_SIZE):
+        await pid(database)
+    connections: Any = database._connections
+    assert connections._kept == []
+    assert connections._pool.get_idle_size() == connections._pool.get_size()
+
+
+async def test_what_was_cut_is_replaced(database: PostgresDatabase, postgres: Postgres) -> None:
+    before = await together(database, POOL_SIZE)
+    killer = await asyncpg.connect(postgres.url)
+    await killer.fetch("SELECT pg_terminate_backend(pid) FROM unnest($1::int[]) AS pid", list(before))
+    await killer.close()
+    await gone(postgres, before)
+    for _ in range(2 * POOL_SIZE):
+        try:
+            assert await pid(database) not in before
+            break
+        except StoreDown:
+            continue  # its end was not read yet
+    assert not before & await together(database, POOL_SIZE)
+
+
+async def test_a_statement_that_fails_or_is_cancelled_costs_no_place(database: PostgresDatabase) -> None:
+    for _ in range(2 * POOL_SIZE):
+        with pytest.raises(Exception, match="division by zero"):
+            await database.fetch(FAIL)
+        task = asyncio.create_task(database.fetch(SLEEP, seconds=60.0))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len(await together(database, 2 * POOL_SIZE)) == POOL_SIZE
+
+
+async def test_closing_leaves_none(database: PostgresDatabase, postgres: Postgres) -> None:
+    pids = await together(database, POOL_SIZE)
+    await database.close()
+    await gone(postgres, pids)
+    with pytest.raises(StoreDown):
+        await pid(database)
