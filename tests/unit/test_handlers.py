@@ -17,6 +17,7 @@ from pillarbox.event import Event
 from pillarbox.publisher import ERROR_LENGTH, PUBLISHED, UNTRIED, Outcome, Publisher, Result
 from pillarbox.publishers import handlers as handlers_module
 from pillarbox.publishers.handlers import Handlers
+from pillarbox.threads import Thread
 
 Function = Callable[[Event], Any]
 
@@ -391,6 +392,80 @@ class TestTimeouts:
             assert handlers.hung == 0
             await handlers.open()
             assert await handlers.publish([make_event()]) == [PUBLISHED]
+
+
+class TestPlainFunctionsInARow:
+    @pytest.mark.asyncio
+    async def test_the_way_to_a_thread_is_shared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hops = []
+        submit = Thread.submit
+
+        def counted(self: Thread, call: Callable[[], Any]) -> Any:
+            hops.append(call)
+            return submit(self, call)
+
+        monkeypatch.setattr(Thread, "submit", counted)
+        async with opened(lambda event: None, concurrency=4) as handlers:
+            assert await handlers.publish([make_event() for _ in range(1000)]) == [PUBLISHED] * 1000
+        assert len(hops) < 250
+
+    @pytest.mark.asyncio
+    async def test_each_has_a_context_of_its_own(self) -> None:
+        variable = contextvars.ContextVar("variable", default="unset")
+        seen = []
+
+        def handler(event: Event) -> None:
+            seen.append(variable.get())
+            variable.set("of another event")
+
+        async with opened(handler, concurrency=1) as handlers:
+            await handlers.publish([make_event() for _ in range(3)])
+        assert seen == ["unset"] * 3
+
+    @pytest.mark.asyncio
+    async def test_one_that_hangs_is_left_behind_and_the_others_go_on(self, gate: threading.Event) -> None:
+        def handler(event: Event) -> None:
+            if event.type == "slow":
+                gate.wait(30)
+
+        types = ["quick", "slow", "quick", "quick"]
+        keys = ["a", "b", "b", "c"]
+        events = [make_event(key=key, type=type_) for key, type_ in zip(keys, types, strict=True)]
+        async with opened(handler, concurrency=1, timeout=0.2) as handlers:
+            outcomes = await handlers.publish(events)
+            assert [outcome.result for outcome in outcomes] == ["published", "retry", "untried", "published"]
+            assert handlers.hung == 1
+            before = list(outcomes)
+            gate.set()
+        join_handler_threads()
+        assert handlers.hung == 0
+        assert list(outcomes) == before
+
+    @pytest.mark.asyncio
+    async def test_a_failure_holds_back_its_key_only(self) -> None:
+        calls = []
+
+        def handler(event: Event) -> None:
+            calls.append(event.key)
+            if event.type == "bad":
+                raise ValueError
+
+        named = [("a", "good"), ("a", "bad"), ("a", "good"), ("b", "good")]
+        async with opened(handler, concurrency=1) as handlers:
+            outcomes = await handlers.publish([make_event(key=key, type=type_) for key, type_ in named])
+        assert [outcome.result for outcome in outcomes] == ["published", "retry", "untried", "published"]
+        assert calls == ["a", "a", "b"]
+
+    @pytest.mark.asyncio
+    async def test_each_has_the_time_of_its_own_function(self, gate: threading.Event) -> None:
+        handlers = Handlers(concurrency=1, timeout=None)
+        handlers.on("patient")(lambda event: None)
+        handlers.on("hasty", timeout=0.05)(lambda event: (gate.wait(30), None)[1])
+        await handlers.open()
+        first, second = await handlers.publish([make_event(type="patient"), make_event(type="hasty")])
+        await handlers.close()
+        assert first == PUBLISHED
+        assert "did not finish within 0.05 s" in (second.error or "")
 
 
 class TestClosing:

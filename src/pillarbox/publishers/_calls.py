@@ -1,8 +1,11 @@
-"""One call of a handler, and what its end means for the event."""
+"""Calls of handlers, and what their end means for the event."""
 
+import contextvars
 import inspect
 import json
 import logging
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,10 +13,12 @@ from typing import Any, Final
 from pillarbox.errors import ConfigError, Reject
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, Outcome, rejected, retry
+from pillarbox.publishers._keys import Lane
 
 logger = logging.getLogger("pillarbox.publishers.handlers")
 
 _SHORTEST_SECRET: Final = 4
+_STINT_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,56 @@ def call_plain(handler: Handler, event: Event) -> Outcome:
     except BaseException as error:
         return _failure(handler, event, error)
     return _success(handler, returned)
+
+
+class Stint:
+    """Plain functions called one after the other in one thread: the way there and back costs more than many of them.
+
+    Each call has its time and a context of its own. A stint is short, so that others get their place.
+    """
+
+    def __init__(self, lane: Lane, handler: Handler, go_on: Callable[[Event], Handler | None]) -> None:
+        self.handler = handler  # that is called now
+        self._lane = lane
+        self._go_on = go_on
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._deadline = _deadline(handler)
+
+    def run(self) -> None:
+        """In the thread."""
+        context, until = contextvars.copy_context(), time.monotonic() + _STINT_SECONDS
+        event, handler = self._lane.event, self.handler
+        while event is not None:
+            outcome = context.copy().run(call_plain, handler, event)
+            with self._lock:
+                if self._is_over:
+                    return  # cut off: the lane is not ours any more
+                self._lane.told(outcome)
+                event = self._lane.event if time.monotonic() < until else None
+                found = None if event is None else self._go_on(event)
+                if found is None:
+                    self._is_over = True
+                    return
+                self.handler = handler = found
+                self._deadline = _deadline(found)
+
+    def seconds_left(self) -> float | None:
+        """Of the call that runs now; None: it has no limit."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def cut_off(self, *, at_once: bool) -> Handler | None:
+        """End it if its call is late, or at once: who was called then. None: it is over, or in time."""
+        with self._lock:
+            late = self._deadline is not None and time.monotonic() >= self._deadline
+            if self._is_over or not (late or at_once):
+                return None
+            self._is_over = True
+            return self.handler
+
+
+def _deadline(handler: Handler) -> float | None:
+    return None if handler.timeout_seconds is None else time.monotonic() + handler.timeout_seconds
 
 
 def _success(handler: Handler, returned: object) -> Outcome:

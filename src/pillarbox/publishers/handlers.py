@@ -2,16 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 from pillarbox.errors import ConfigError
 from pillarbox.event import Event
-from pillarbox.publisher import UNTRIED, Outcome, PublisherFeatures, Result, outage, rejected, retry
-from pillarbox.publishers._calls import Handler, call_async, call_plain, checked_timeout, make_handler
-from pillarbox.publishers._keys import runs_by_key
+from pillarbox.publisher import UNTRIED, Outcome, PublisherFeatures, outage, rejected, retry
+from pillarbox.publishers._calls import Handler, Stint, call_async, checked_timeout, make_handler
+from pillarbox.publishers._keys import Lane, runs_by_key
 from pillarbox.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -111,14 +109,14 @@ class Handlers:
             return [outage("the handlers are not open; call open() first")] * len(events)
         outcomes = [UNTRIED] * len(events)
         runs = runs_by_key(events)
-        if len(runs) == 1:
-            await self._lane(session, iter(runs), events, outcomes)
-            return outcomes
         # The lanes share one iterator: whoever is free takes the next key.
         rest = iter(runs)
+        if len(runs) == 1:
+            await self._work(session, Lane(rest, events, outcomes))
+            return outcomes
         async with asyncio.TaskGroup() as lanes:
             for _ in range(min(self._concurrency, len(runs))):
-                lanes.create_task(self._lane(session, rest, events, outcomes))
+                lanes.create_task(self._work(session, Lane(rest, events, outcomes)))
         return outcomes
 
     async def close(self) -> None:
@@ -136,30 +134,28 @@ class Handlers:
                 f"so {handler.name} is refused; when both shall run, give each its own Handlers() and stream"
             )
 
-    async def _lane(
-        self, session: "_Session", runs: Iterator[list[int]], events: Sequence[Event], outcomes: list[Outcome]
-    ) -> None:
-        for run in runs:
-            for index in run:
-                outcomes[index] = await self._deliver(session, events[index])
-                if outcomes[index].result is not Result.PUBLISHED:
-                    break
+    async def _work(self, session: "_Session", lane: Lane) -> None:
+        while (event := lane.event) is not None:
+            async with session:
+                if session.closing:
+                    return
+                handler = self._handler_of(event)
+                if handler is None:
+                    lane.told(_no_handler(event))
+                elif self._too_many_hang():
+                    lane.told(
+                        outage(f"{self.hung} handlers hang past their timeout and cannot be stopped; restart the relay")
+                    )
+                elif handler.is_async:
+                    lane.told(await self._on_loop(session, handler, event))
+                else:
+                    await self._in_thread(session, lane, handler)
 
-    async def _deliver(self, session: "_Session", event: Event) -> Outcome:
-        handler = self._handlers.get(event.type) or self._handlers.get(ALL_OTHERS)
-        if handler is None:
-            return rejected(
-                f'no handler for event type {event.type!r}; register one with @handlers.on("{event.type}"), '
-                'or one for all other types with @handlers.on("*")'
-            )
-        async with session.place():
-            if session.closing:
-                return UNTRIED
-            if self.hung >= self._max_hung:
-                return outage(f"{self.hung} handlers hang past their timeout and cannot be stopped; restart the relay")
-            if handler.is_async:
-                return await self._on_loop(session, handler, event)
-            return await self._in_thread(session, handler, event)
+    def _handler_of(self, event: Event) -> Handler | None:
+        return self._handlers.get(event.type) or self._handlers.get(ALL_OTHERS)
+
+    def _too_many_hang(self) -> bool:
+        return self.hung >= self._max_hung
 
     async def _on_loop(self, session: "_Session", handler: Handler, event: Event) -> Outcome:
         call = asyncio.create_task(call_async(handler, event), name=f"pillarbox-handler {handler.name}")
@@ -175,20 +171,41 @@ class Handlers:
                 call.add_done_callback(self._stray.discard)
                 logger.warning("handler %s ignores its cancellation; %d handlers hang", handler.name, self.hung)
 
-    async def _in_thread(self, session: "_Session", handler: Handler, event: Event) -> Outcome:
+    async def _in_thread(self, session: "_Session", lane: Lane, handler: Handler) -> None:
+        def go_on(event: Event) -> Handler | None:
+            """What the same thread may call next."""
+            found = self._handler_of(event)
+            alike = found is not None and not found.is_async and found.timeout_seconds == handler.timeout_seconds
+            return found if alike and not (session.closing or self._too_many_hang()) else None
+
         thread = self._threads.take()
-        call = thread.submit(partial(call_plain, handler, event))
+        stint = Stint(lane, handler, go_on)
+        call = thread.submit(stint.run)
         waiter = asyncio.wrap_future(call)
         try:
-            await session.wait(waiter, handler.timeout_seconds)
-            return call.result() if call.done() else session.unfinished(handler)
+            while not call.done():
+                await session.wait(waiter, stint.seconds_left())
+                if not call.done() and (late := stint.cut_off(at_once=session.is_cut)) is not None:
+                    lane.told(session.unfinished(late))
+                    return
+            call.result()
         finally:
             if call.done():
                 self._threads.give_back(thread)
             else:
+                stint.cut_off(at_once=True)
                 waiter.cancel()
                 self._threads.leave_behind(thread, call)
-                logger.warning("handler %s cannot be stopped and runs on; %d handlers hang", handler.name, self.hung)
+                logger.warning(
+                    "handler %s cannot be stopped and runs on; %d handlers hang", stint.handler.name, self.hung
+                )
+
+
+def _no_handler(event: Event) -> Outcome:
+    return rejected(
+        f'no handler for event type {event.type!r}; register one with @handlers.on("{event.type}"), '
+        'or one for all other types with @handlers.on("*")'
+    )
 
 
 class _Session:
@@ -196,31 +213,51 @@ class _Session:
 
     def __init__(self, concurrency: int) -> None:
         self.closing = False
+        self.is_cut = False  # ``close`` waits no longer
+        self._waiting: set[asyncio.Future[None]] = set()
         self._places = asyncio.Semaphore(concurrency)
         self._running = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        async with self._places:
-            self._running += 1
-            self._quiet.clear()
-            try:
-                yield
-            finally:
-                self._running -= 1
-                if not self._running:
-                    self._quiet.set()
+    async def __aenter__(self) -> None:
+        """A place to run a handler in."""
+        await self._places.acquire()
+        self._running += 1
+        self._quiet.clear()
 
-    async def wait(self, call: asyncio.Future[Outcome], timeout: float | None) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        self._places.release()
+        self._running -= 1
+        if not self._running:
+            self._quiet.set()
+
+    async def wait(self, call: asyncio.Future[Any], timeout: float | None) -> None:
         """Until the call is done, its time is up, or ``close`` waits no longer."""
-        ends: set[asyncio.Future[Any]] = {call, self._cut}
-        await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if self.is_cut:
+            return
+        # As asyncio.wait does, which costs more than most handlers that are waited for.
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: object = None) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        timer = None if timeout is None else loop.call_later(timeout, wake)
+        call.add_done_callback(wake)
+        self._waiting.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiting.discard(waiter)
+            if not call.done():
+                call.remove_done_callback(wake)
+            if timer is not None:
+                timer.cancel()
 
     def unfinished(self, handler: Handler) -> Outcome:
-        if self._cut.done():
+        if self.is_cut:
             return UNTRIED
         return retry(f"handler {handler.name} did not finish within {handler.timeout_seconds:g} s")
 
@@ -232,5 +269,8 @@ class _Session:
         except TimeoutError:
             logger.warning("%d handlers did not finish within %g s of closing", self._running, grace_seconds)
         finally:
-            self._cut.set_result(None)
+            self.is_cut = True
+            for waiter in self._waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
         await self._quiet.wait()
