@@ -81,7 +81,7 @@ async def explain(store: SqlStore, statement: Statement, **values: Any) -> Expla
     arguments = [values[name] for name in statement.names]
     how = "EXPLAIN (FORMAT JSON, ANALYZE)"
     call = f"({', '.join(map(literal, arguments))})" if arguments else ""
-    async with store._database._pool.acquire() as one:  # type: ignore[attr-defined]
+    async with store._database._connection() as one:  # type: ignore[attr-defined]
         transaction = one.transaction()
         await transaction.start()
         texts = [await one.fetchval(f"{how} {statement.text}", *arguments)]
