@@ -65,7 +65,7 @@ class TestBatchSize:
     def test_it_stays_where_turns_are_not_full_or_neither_quick_nor_slow(self) -> None:
         batch = BatchSize(2000)
         batch.turned(499, 0.01)
-        batch.turned(500, 0.5)
+        batch.turned(500, batch.quick_seconds)
         assert batch.size == 500
 
     def test_it_shrinks_while_turns_are_slow_but_never_to_nothing(self) -> None:

@@ -47,7 +47,7 @@ class BatchSize:
     """Grows while turns are quick and full, shrinks while they are slow, so that a stop never waits for long."""
 
     limit: int
-    quick_seconds: float = 0.25
+    quick_seconds: float = 0.5  # then one of twice its size is far from slow
     slow_seconds: float = 2.0
     size: int = field(init=False)
 

@@ -1,4 +1,4 @@
-"""Ids from their bytes."""
+"""Ids from what databases keep."""
 
 from typing import Final
 from uuid import UUID
@@ -7,8 +7,18 @@ _UNKNOWN: Final = UUID(int=0).is_safe
 
 
 def uuid_of(value: bytes) -> UUID:
-    """Past the constructor, which checks what 16 bytes of a database cannot get wrong."""
+    """From the 16 bytes that a database keeps."""
+    return _made(int.from_bytes(value))
+
+
+def uuid_of_text(value: str) -> UUID:
+    """From the text that a database keeps."""
+    return _made(int(value.replace("-", ""), 16))
+
+
+def _made(number: int) -> UUID:
+    """Past the constructor, which checks what an id of a database cannot have wrong."""
     made = object.__new__(UUID)
-    object.__setattr__(made, "int", int.from_bytes(value))
+    object.__setattr__(made, "int", number)
     object.__setattr__(made, "is_safe", _UNKNOWN)
     return made

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
-from uuid import UUID
 
 from pillarbox.event import NO_HEADERS, Event, Status, key_hash
 from pillarbox.stores._errors import error_entry
+from pillarbox.stores._uuids import uuid_of_text
 
 # The places of cells in EVENT_COLUMNS; what a statement adds comes after them.
 ID, PAYLOAD, CREATED_AT, OCCURRED_AT, HEADERS = 0, 10, 14, 17, 18
@@ -43,7 +43,7 @@ def events_from_rows(rows: Sequence[Sequence[Any]], stream: str, status: Status)
 def event_from_text_row(row: Sequence[Any], stream: str, status: Status) -> Event:
     """The same where ids and instants come as text."""
     cells = list(row)
-    cells[ID] = UUID(cells[ID])
+    cells[ID] = uuid_of_text(cells[ID])
     if cells[OCCURRED_AT] is not None:
         cells[OCCURRED_AT] = instant(cells[OCCURRED_AT])
     cells[CREATED_AT] = instant(cells[CREATED_AT])
@@ -63,13 +63,22 @@ def cut(rows: Sequence[Sequence[Any]], max_bytes: int) -> list[list[Any]]:
 
 
 def events_from_text_rows(rows: Sequence[Sequence[Any]], stream: str, status: Status) -> list[Event]:
-    """The same for a batch."""
-    return [event_from_text_row(row, stream, status) for row in rows]
+    """The same for a batch, half as dear for events that have no headers and no instant of their own."""
+    new = tuple.__new__
+    events = []
+    for row in rows:
+        if row[OCCURRED_AT] is not None or row[HEADERS] is not None:
+            events.append(event_from_text_row(row, stream, status))
+            continue
+        at = instant(row[CREATED_AT])
+        own = (uuid_of_text(row[ID]), *row[ID + 1 : CREATED_AT], at, *row[CREATED_AT + 1 : OCCURRED_AT], at)
+        events.append(new(Event, (*own, NO_HEADERS, stream, status, None)))
+    return events
 
 
 def instant(text: str) -> datetime:
     """A UTC instant from the text that the database keeps."""
-    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+    return datetime.fromisoformat(f"{text}+00:00")
 
 
 def write_row(event: Event) -> dict[str, Any]:
