@@ -25,7 +25,7 @@ example: env ## run an example against real servers, which it brings itself (NAM
 	@$(PY) -m tests.examples $(NAME)
 
 test: env servers ## the whole suite against real servers, which it brings itself
-	@$(PYTEST) -n 3 --dist loadfile -m 'not long'
+	@$(PYTEST) -n 4 --dist loadfile -m 'not long'
 
 quick: env ## what runs in under a minute without servers
 	@$(PYTEST) -n 2 tests/unit tests/docs tests/proof/test_checker.py tests/proof/test_random_histories.py -k "not TestOnServers" -m "not long"
