@@ -55,12 +55,13 @@ class TestPace:
 
 class TestBatchSize:
     def test_it_grows_while_turns_are_quick_and_full(self) -> None:
-        batch = BatchSize(2000)
-        sizes = []
-        for _ in range(6):
-            sizes.append(batch.size)
-            batch.turned(batch.size, 0.01)
-        assert sizes == [500, 1000, 2000, 2000, 2000, 2000]
+        for seconds, wanted in ((0.01, [500, 2000, 3000, 3000]), (0.3, [500, 1000, 2000, 3000])):
+            batch = BatchSize(3000)
+            sizes = []
+            for _ in range(4):
+                sizes.append(batch.size)
+                batch.turned(batch.size, seconds)
+            assert sizes == wanted
 
     def test_it_stays_where_turns_are_not_full_or_neither_quick_nor_slow(self) -> None:
         batch = BatchSize(2000)
@@ -74,7 +75,7 @@ class TestBatchSize:
             batch.turned(batch.size, batch.slow_seconds + 0.5)
         assert batch.size == 1
         batch.turned(1, 0.01)
-        assert batch.size == 2
+        assert batch.size == 4
 
     @given(st.integers(1, 100_000), st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 10))))
     def test_it_never_leaves_its_bounds(self, limit: int, turns: list[tuple[int, float]]) -> None:

@@ -14,7 +14,7 @@ from pillarbox.relay.worker import StreamWorker
 from pillarbox.store import Store, Work
 
 # How often to look at the share, the pause and the leases while every slot is busy.
-_BUSY_POLL_SECONDS = 0.25
+_BUSY_POLL_SECONDS = 0.5
 
 
 class OrderedWorker(StreamWorker):

@@ -170,15 +170,16 @@ class KafkaPublisher:
         # Only to have wrong properties found, also while no broker answers.
         Client(self._producer_config, (0, 0))
         topics = Topics(self._admin_config, self.description)
+        there = False
         try:
             topics.connect(self._connect_seconds)
             if self._topic:
                 # Before the producers are made: their batch size depends on the topic's limit.
-                topics.get([self._topic], lambda: True)
+                there = topics.get([self._topic], lambda: True)[self._topic].problem is None
         except UnreachableError as error:
             raise DestinationDown(f"{self.description} cannot be reached: {error}; the relay tries again") from error
         link = Link(self.description)
-        return [
+        lanes = [
             Lane(
                 config=self._producer_config,
                 topics=topics,
@@ -190,6 +191,10 @@ class KafkaPublisher:
             )
             for _ in range(self._slots)
         ]
+        if there:
+            for lane in lanes:
+                lane.connect()
+        return lanes
 
     async def _deliver(self, lane: Lane, thread: Thread, events: Sequence[Event]) -> list[Outcome]:
         future = asyncio.wrap_future(thread.submit(partial(lane.deliver, events)))

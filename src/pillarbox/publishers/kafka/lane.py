@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, rejected
 from pillarbox.publishers.kafka.call import Call, Runs, Target
 from pillarbox.publishers.kafka.client import Client, Link
-from pillarbox.publishers.kafka.topics import Topic, Topics, UnreachableError
+from pillarbox.publishers.kafka.topics import ASK_SECONDS, Topic, Topics, UnreachableError
 from pillarbox.publishers.kafka.verdicts import (
     ACCESS_ERRORS,
     NO_TOPIC,
@@ -70,6 +71,11 @@ class Lane:
         self._client: Client | None = None
         self._lone_client: Client | None = None
         self._ready_client()
+
+    def connect(self) -> None:
+        """Meet the partitions of the default topic and their brokers now, and not with the first event."""
+        with suppress(KafkaException):
+            self._ready_client().producer.list_topics(self._default_topic, timeout=ASK_SECONDS)
 
     def close(self) -> None:
         self._client = self._lone_client = None
