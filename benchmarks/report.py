@@ -70,6 +70,8 @@ class Row:
 
 
 def _short(number: float) -> float:
+    if abs(number) < 1e-9:
+        return 0.0  # what differences of clocks leave of nothing
     return round(number) if abs(number) >= 1000 else float(f"{number:.4g}")
 
 
@@ -101,9 +103,10 @@ def grids(rows: Sequence[dict[str, Any]]) -> list[list[list[str]]]:
 def _grid(rows: Sequence[dict[str, Any]], against: str) -> list[list[str]]:
     lines = [["name", "unit", against, "ours", "ratio", "low", "high", "bar", ""]]
     for row in rows:
-        ratios = [f"{row[name]:.3f}" for name in ("ratio", "low", "high")]
+        ratios = [f"{_short(row[name]):.3f}" for name in ("ratio", "low", "high")]
         missed = "missed" if row["met"] is False else ""
-        lines.append([row["name"], row["unit"], f"{row['other']:,}", f"{row['ours']:,}", *ratios, row["bar"], missed])
+        sides = [f"{_short(row[name]):,}" for name in ("other", "ours")]
+        lines.append([row["name"], row["unit"], *sides, *ratios, row["bar"], missed])
     return lines
 
 
