@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,22 @@ def test_ctrl_c_ends_a_check_that_hangs(on_sqlite: Command) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (130, b"")
+
+
+def test_a_hangup_that_is_ignored_ends_nothing(on_sqlite: Command) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        process = on_sqlite.start("reconcile", "shop:hanging")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"hangs\n"
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
 
 
 def test_help_and_completion_know_it(on_sqlite: Command) -> None:

@@ -234,8 +234,6 @@ class _Session:
 
     async def wait(self, call: asyncio.Future[Any], timeout: float | None) -> None:
         """Until the call is done, its time is up, or ``close`` waits no longer."""
-        if self.is_cut:
-            return
         # As asyncio.wait does, which costs more than most handlers that are waited for.
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
