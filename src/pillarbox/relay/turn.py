@@ -42,6 +42,8 @@ class Turns:
         limit = 1 if self.breaker.probing else shard.limit
         if shard.aside is None:
             shard.aside = set(await self.store.keys_aside(shard.grant))
+            if not shard.aside:
+                shard.look_for_due_at = float("inf")  # nothing that a time could come for; else the poll tells
         due = False
         if begun >= shard.look_for_due_at:
             due = await self._due_key(shard, limit)

@@ -70,7 +70,6 @@ class OwnershipPart(CollectionsPart):
             "owner": literal(worker),
             "token": {"$add": ["$token", 1]},
             "lease_until": later(seconds),
-            "session": "$$REMOVE",
         }
         async with self._db.session() as session:
             leases = self._db.collection("lease")
@@ -78,8 +77,9 @@ class OwnershipPart(CollectionsPart):
             for lease in free:
                 if len(grants) == limit:
                     break
+                settling = self._settling.new()
                 try:
-                    taken = await self._take_one(lease, change, session)
+                    taken = await self._take_one(lease, {**change, "session": settling.name}, session)
                 except PyMongoError:
                     # What was taken before it must be worked: else it waits for its lease to end, with an owner.
                     if not grants:
@@ -88,6 +88,7 @@ class OwnershipPart(CollectionsPart):
                 if taken is not None:
                     count, suspect = taken["unclean_count"], taken.get("suspect")
                     grants.append(Grant(stream, lease["shard"], worker, taken["token"], count, suspect))
+                    self._settling.keep(grants[-1], settling)
         return grants
 
     async def _take_one(self, lease: Document, change: Document, session: Session) -> Document | None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from bson import Binary
 from pymongo.errors import PyMongoError
 
 from pillarbox.errors import StoreDown
@@ -21,9 +22,17 @@ _INTERRUPTED: Final = 11601
 
 
 @dataclass(slots=True)
-class _Settling:
+class Settling:
+    """The session of one shard."""
+
     session: Session
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def name(self) -> Binary:
+        """What its lease has of it."""
+        name: Binary = self.session.session_id["id"]
+        return name
 
 
 class SettlingSessions:
@@ -35,19 +44,25 @@ class SettlingSessions:
 
     def __init__(self, database: MongoDatabase) -> None:
         self._db = database
-        self._open: dict[Grant, _Settling] = {}
+        self._open: dict[Grant, Settling] = {}
+
+    def new(self) -> Settling:
+        return Settling(self._db.new_session())
+
+    def keep(self, grant: Grant, settling: Settling) -> None:
+        """To settle with, once the lease names it: a session that no lease names would hold up a take-over."""
+        self._open[grant] = settling
 
     async def transact(self, grant: Grant, fence: Document, work: Callable[[Session | None], Awaitable[T]]) -> T:
         """Run it in a transaction of the grant's own session."""
         if not self._db.replicated:
             return await self._db.transact(work)
         if grant not in self._open:
-            session = self._db.new_session()
-            name = {"$set": {"session": session.session_id["id"]}}
+            # Taken before this store was closed, and opened again.
+            settling = self.new()
             with self._db.errors():
-                await self._db.collection("lease").update_one(fence, name)
-            # Only now: a session that no lease names would hold up a take-over.
-            self._open[grant] = _Settling(session)
+                await self._db.collection("lease").update_one(fence, {"$set": {"session": settling.name}})
+            self.keep(grant, settling)
         settling = self._open[grant]
         async with settling.one_at_a_time:
             try:
