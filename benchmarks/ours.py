@@ -24,7 +24,7 @@ def _store(settings: dict[str, Any]) -> Store:
 
 
 def _kafka(settings: dict[str, Any]) -> Publisher:
-    return KafkaPublisher(servers=settings["servers"], topic=settings["topic"], slots=settings["slots"])
+    return KafkaPublisher(servers=settings["servers"], topic=settings["topic"], producers=(settings["slots"] + 1) // 2)
 
 
 def _handlers(handled: Handled) -> Publisher:

@@ -294,7 +294,6 @@ def _publisher(orders: Orders) -> Any:
         servers=orders.broker["servers"],
         topic=orders.broker["topic"],
         strict_keys=orders.on_dead != "skip",
-        slots=orders.slots,
     )
 
 

@@ -55,13 +55,15 @@ def outage(error: str) -> Outcome:
 class PublisherFeatures:
     """What a destination can do beyond the contract: declared here, never guessed.
 
-    slots: how many ``publish`` calls it can serve at once (each is for another shard or event).
+    calls: how many calls of ``publish`` it serves at once (each is for another shard or event).
+    first_batch: how many events an ordered stream gives it at first, before it is known how long a call takes.
     strict_keys: after a rejected event nothing later of its key was sent in the same call; the relay asks for it where
     a stream's policy is to block or park the key of a dead event.
     deduplicates: the destination itself drops a second copy of an event id.
     """
 
-    slots: int = 4
+    calls: int = 2
+    first_batch: int = 500
     strict_keys: bool = True
     deduplicates: bool = False
 

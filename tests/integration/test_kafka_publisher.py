@@ -190,10 +190,10 @@ def in_order(records: list[Record]) -> bool:
 
 
 async def test_it_is_a_publisher() -> None:
-    publisher = KafkaPublisher(servers=["a:9092", "b:9092"], slots=2)
+    publisher = KafkaPublisher(servers=["a:9092", "b:9092"], producers=2)
     assert isinstance(publisher, Publisher)
     assert publisher.description == "kafka a:9092,b:9092"
-    assert publisher.features.slots == 2
+    assert publisher.features.calls == 2
     assert publisher.features.strict_keys
     assert not publisher.features.deduplicates
 
@@ -288,7 +288,7 @@ async def test_a_topic_that_appears_is_used(cluster: Cluster, opened: Opened) ->
 async def test_a_topic_that_disappears(cluster: Cluster, opened: Opened) -> None:
     default, own, other = cluster.topic(), cluster.topic(), cluster.topic()
     properties = {"topic.metadata.propagation.max.ms": 1000}
-    publisher = await opened(cluster, topic=default, slots=1, properties=properties)
+    publisher = await opened(cluster, topic=default, producers=1, properties=properties)
     batch = [an_event(0), an_event(1, topic=own), an_event(2, topic=other)]
     assert await publisher.publish(batch) == [PUBLISHED] * 3
     cluster.delete(default, own)
@@ -376,7 +376,7 @@ async def test_no_key_in_a_compacted_topic_is_rejected(cluster: Cluster, opened:
 async def test_of_a_refused_batch_only_the_bad_event_dies(cluster: Cluster, opened: Opened) -> None:
     # Given a topic that is compacted, which the cluster does not tell
     topic = cluster.topic(cleanup_policy="compact")
-    publisher = await opened(cluster, topic=topic, slots=1)
+    publisher = await opened(cluster, topic=topic, producers=1)
     # When two events without a key stand among legal ones, in one record batch
     batch = events(100, 1)
     batch[30] = an_event(31, key=None)
@@ -394,7 +394,7 @@ async def test_of_a_refused_batch_only_the_bad_event_dies(cluster: Cluster, open
 async def test_a_refused_batch_is_not_overtaken(cluster: Cluster, opened: Opened) -> None:
     # Given small batches, so that many are on their way when one is refused
     topic = cluster.topic(max_message_bytes=5000)
-    publisher = await opened(cluster, topic=topic, slots=1, properties={"batch.num.messages": 10})
+    publisher = await opened(cluster, topic=topic, producers=1, properties={"batch.num.messages": 10})
     batch = events(300, 1)
     batch[45] = an_event(46, key="big", payload=b"1" * 6000)
     batch[250] = an_event(251, key="big")
@@ -409,7 +409,7 @@ async def test_a_refused_batch_is_not_overtaken(cluster: Cluster, opened: Opened
 @pytest.mark.parametrize("strict_keys", [True, False])
 async def test_nothing_follows_a_refused_event_of_its_key(cluster: Cluster, opened: Opened, strict_keys: bool) -> None:
     topic = cluster.topic(max_message_bytes=5000)
-    publisher = await opened(cluster, topic=topic, slots=1, strict_keys=strict_keys)
+    publisher = await opened(cluster, topic=topic, producers=1, strict_keys=strict_keys)
     batch = [an_event(n, key="k", payload=b"1" * 6000 if n == 3 else b"%d" % n) for n in range(1, 7)]
     assert results(await publisher.publish(batch)) == [
         *[Result.PUBLISHED] * 2,
@@ -438,9 +438,9 @@ async def test_a_failing_header_builder_rejects_only_its_event(cluster: Cluster,
     assert "secret" not in str(refused.error)
 
 
-async def test_more_calls_than_slots(cluster: Cluster, opened: Opened) -> None:
+async def test_more_calls_than_producers(cluster: Cluster, opened: Opened) -> None:
     topic = cluster.topic(2)
-    publisher = await opened(cluster, topic=topic, slots=2)
+    publisher = await opened(cluster, topic=topic, producers=2)
     calls = [publisher.publish([an_event(n, key=f"c{call}") for n in range(50)]) for call in range(8)]
     assert all(list(outcomes) == [PUBLISHED] * 50 for outcomes in await asyncio.gather(*calls))
     assert in_order(cluster.read(topic))
@@ -527,7 +527,7 @@ async def test_close_ends_the_wait_for_a_dead_broker(own_server: OwnServer, open
     server = own_server(Kafka)
     cluster = Cluster(server)
     topic = cluster.topic()
-    publisher = await opened(cluster, topic=topic, slots=1)
+    publisher = await opened(cluster, topic=topic, producers=1)
     assert await publisher.publish(events(10)) == [PUBLISHED] * 10
     await asyncio.to_thread(server.kill)
     waiting = [asyncio.create_task(publisher.publish(events(10, 10))) for _ in range(3)]
@@ -542,7 +542,7 @@ async def test_a_cancelled_call_leaves_a_usable_slot(own_server: OwnServer, open
     server = own_server(Kafka)
     cluster = Cluster(server)
     topic = cluster.topic()
-    publisher = await opened(cluster, topic=topic, slots=1)
+    publisher = await opened(cluster, topic=topic, producers=1)
     assert await publisher.publish([an_event(0)]) == [PUBLISHED]
     await asyncio.to_thread(server.kill)
     call = asyncio.create_task(publisher.publish(events(10, 1)))
@@ -677,8 +677,8 @@ async def test_a_property_that_the_client_does_not_know() -> None:
     [
         ("kafka://h?topci=x", r"unknown option 'topci' in the Kafka URL; did you mean 'topic'\?"),
         ("kafka://h?zzz=x", "the options are topic, envelope"),
-        ("kafka://h?slots=many", "slots='many' in the Kafka URL is not a number"),
-        ("kafka://h?slots=0", "slots=0 leaves nothing"),
+        ("kafka://h?producers=many", "producers='many' in the Kafka URL is not a number"),
+        ("kafka://h?producers=0", "producers=0 leaves nothing"),
         ("kafka://h?strict_keys=perhaps", "strict_keys='perhaps'"),
         ("kafka://h?stuck_seconds=0", "stuck_seconds=0"),
         ("kafka://h?acks=1", "acks='1' is refused"),
@@ -696,9 +696,9 @@ async def test_a_wrong_url_names_what_is_wrong(url: str, message: str) -> None:
 async def test_a_url_with_everything(cluster: Cluster) -> None:
     topic = cluster.topic()
     publisher = KafkaPublisher.from_url(
-        f"kafka://{cluster.servers}?topic={topic}&linger.ms=5&envelope=legacy&slots=2&strict_keys=true"
+        f"kafka://{cluster.servers}?topic={topic}&linger.ms=5&envelope=legacy&producers=2&strict_keys=true"
     )
-    assert publisher.features.slots == 2
+    assert publisher.features.calls == 2
     await publisher.open()
     assert await publisher.publish([an_event(7)]) == [PUBLISHED]
     await publisher.close()

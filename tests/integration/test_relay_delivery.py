@@ -167,7 +167,7 @@ async def test_a_pause_stops_a_stream_that_is_busy(
 
 
 async def test_a_batch_is_limited_in_bytes(outbox: Outbox, store: Store) -> None:
-    to = Gate(slots=1)
+    to = Gate(calls=1)
     key = key_of(0)
     events = numbered(key, 8)
     padded = [event._replace(payload=event.payload + b" " * 1000) for event in events]
@@ -261,7 +261,7 @@ async def test_drain_is_not_deceived_by_a_poll_that_is_under_way(
 
 
 async def test_a_relay_takes_no_more_slots_than_its_destination_serves(outbox: Outbox, store: Store) -> None:
-    to = MemoryPublisher(features=PublisherFeatures(slots=2))
+    to = MemoryPublisher(features=PublisherFeatures(calls=2))
     to.hold()
     await store.add([event for shard in range(SHARDS) for event in numbered(key_of(shard), 3)])
     async with relay(outbox(), stream(to)):

@@ -76,8 +76,8 @@ class TestRegistry:
     def test_is_a_publisher(self) -> None:
         assert isinstance(Handlers(), Publisher)
         assert Handlers(concurrency=8).description == "handlers (8)"
-        assert Handlers(concurrency=8).features.slots == 16
-        assert Handlers(concurrency=40).features.slots == 40
+        assert Handlers(concurrency=8).features.calls == 16
+        assert Handlers(concurrency=40).features.calls == 40
 
     def test_a_second_handler_for_a_type_is_refused(self) -> None:
         handlers = Handlers()

@@ -63,6 +63,9 @@ class TestBatchSize:
                 batch.turned(batch.size, seconds)
             assert sizes == wanted
 
+    def test_it_begins_with_what_the_destination_takes_at_first(self) -> None:
+        assert [BatchSize(limit, first=2000).size for limit in (10, 2000, 5000)] == [10, 2000, 2000]
+
     def test_it_stays_where_turns_are_not_full_or_neither_quick_nor_slow(self) -> None:
         batch = BatchSize(2000)
         batch.turned(499, 0.01)

@@ -127,8 +127,9 @@ class _Bench:
         self._has_floor = not isinstance(self._publisher, Nowhere)
         self._witness = Witness(self._publisher, self._refused)
         self._stream = replace(stream, to=self._witness)
-        is_queue = stream.mode is Mode.QUEUE
-        self._slots = stream.concurrency if is_queue else stream.slots or self._publisher.features.slots
+        calls = self._publisher.features.calls
+        # What the relay calls at once.
+        self._calls = stream.concurrency if stream.mode is Mode.QUEUE else min(stream.slots or calls, calls)
         self._figures = Figures(scale)
         self._round = ""
         self._doing = "starting"
@@ -237,7 +238,7 @@ class _Bench:
             for part in self._parts(sizes):
                 batches = iter([self._events(size) for size in part])
                 begun = time.monotonic()
-                await asyncio.gather(*(self._hand(batches) for _ in range(self._slots)))
+                await asyncio.gather(*(self._hand(batches) for _ in range(self._calls)))
                 seconds += time.monotonic() - begun
         finally:
             await close(self._witness, _CLOSE_SECONDS)

@@ -68,7 +68,7 @@ class PublisherContract:
     async def test_describes_itself(self, publisher: Publisher) -> None:
         assert isinstance(publisher, Publisher)
         assert isinstance(publisher.features, PublisherFeatures)
-        assert publisher.features.slots >= 1
+        assert publisher.features.calls >= 1
         assert publisher.description.strip()
 
     @pytest.mark.asyncio
@@ -117,7 +117,7 @@ class PublisherContract:
     @pytest.mark.asyncio
     async def test_concurrent_calls_do_not_mix(self, publisher: Publisher) -> None:
         calls = []
-        for _ in range(publisher.features.slots):
+        for _ in range(publisher.features.calls):
             keys = [unique_key(), unique_key(), None]
             calls.append([self.event(key=key) for _ in range(10) for key in keys])
         await asyncio.gather(*(self._publish_all(publisher, events) for events in calls))

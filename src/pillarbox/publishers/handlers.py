@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[[Event], Any])
 
 ALL_OTHERS: Final = "*"
-_LEAST_SLOTS: Final = 16
+_LEAST_CALLS: Final = 16
 _CANCEL_SECONDS = 1.0
 
 
@@ -86,7 +86,7 @@ class Handlers:
 
     @property
     def features(self) -> PublisherFeatures:
-        return PublisherFeatures(slots=max(_LEAST_SLOTS, self._concurrency))
+        return PublisherFeatures(calls=max(_LEAST_CALLS, self._concurrency))
 
     @property
     def description(self) -> str:

@@ -51,11 +51,12 @@ class Ownership:
     store: Store
     stream: Stream
     worker: str
+    first_batch: int
     shards: dict[int, Shard] = field(default_factory=dict)
     batch: BatchSize = field(init=False)  # one for all shards: they share the destination
 
     def __post_init__(self) -> None:
-        self.batch = BatchSize(self.stream.batch)
+        self.batch = BatchSize(self.stream.batch, self.first_batch)
 
     def owns(self, shard: Shard) -> bool:
         return self.shards.get(shard.grant.shard) is shard

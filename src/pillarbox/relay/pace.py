@@ -47,12 +47,13 @@ class BatchSize:
     """Grows while turns are quick and full, shrinks while they are slow, so that a stop never waits for long."""
 
     limit: int
+    first: int = 500
     quick_seconds: float = 0.5  # then one of twice its size is far from slow, and in half of that one of four times
     slow_seconds: float = 2.0
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.size = min(self.limit, 500)
+        self.size = min(self.limit, self.first)
 
     def turned(self, events: int, seconds: float) -> None:
         if seconds > self.slow_seconds:

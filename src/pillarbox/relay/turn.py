@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event
@@ -35,6 +35,10 @@ class Turns:
     rules: Rules
     max_bytes: int
     give_up: asyncio.Event  # set when a settle must not be tried any longer
+    _destination: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._destination = asyncio.Semaphore(self.publisher.features.calls)
 
     async def turn(self, shard: Shard) -> bool:
         """Whether there may be more to do."""
@@ -78,6 +82,10 @@ class Turns:
     async def _publish(self, shard: Shard, events: Sequence[Event]) -> Sequence[Outcome]:
         if not events:
             return ()
+        async with self._destination:
+            return await self._publish_now(shard, events)
+
+    async def _publish_now(self, shard: Shard, events: Sequence[Event]) -> Sequence[Outcome]:
         if time.monotonic() > shard.publish_until:
             return [UNTRIED] * len(events)
         if shard.charge is not None and events[0].id == shard.charge:

@@ -33,6 +33,8 @@ _PROMISES: Final = {
     "linger.ms": 50,
     "topic.metadata.propagation.max.ms": 10_000,
 }
+# A cluster takes so many in the time of a few; a stop never waits long for them.
+_FIRST_BATCH: Final = 2000
 # The client that asks about topics must not take part in the idempotent protocol.
 _PRODUCER_ONLY: Final = (
     "compression.",
@@ -54,7 +56,7 @@ class KafkaPublisher:
     envelope: a function Event -> Message, or one of the names of ``envelope.ENVELOPES``.
     headers: the header builder for a named envelope.
     source: the ``source`` attribute of CloudEvents.
-    slots: producers, and so ``publish`` calls at once.
+    producers: how many, and so how many calls of ``publish`` at once.
     strict_keys: one record per key at a time. Slower; needed only where the brokers' own check of sequence
     numbers is not to be relied on: without it, too, nothing follows a refused event of its key.
     stuck_seconds: how long a partition may be silent while others confirm; then its keys wait, uncharged.
@@ -70,7 +72,7 @@ class KafkaPublisher:
         envelope: str | Envelope = "raw",
         headers: HeaderBuilder | None = None,
         source: str = "/pillarbox",
-        slots: int = 4,
+        producers: int = 2,
         strict_keys: bool = False,
         stuck_seconds: float = 30.0,
         connect_seconds: float = 5.0,
@@ -78,8 +80,8 @@ class KafkaPublisher:
         self._servers = servers if isinstance(servers, str) else ",".join(servers)
         if not self._servers:
             raise ConfigError("servers='' names no Kafka broker; write for instance servers='localhost:9092'")
-        if slots < 1:
-            raise ConfigError(f"slots={slots} leaves nothing to publish with; use 1 or more")
+        if producers < 1:
+            raise ConfigError(f"producers={producers} leaves nothing to publish with; use 1 or more")
         if stuck_seconds <= 0:
             raise ConfigError(f"stuck_seconds={stuck_seconds} would give up at once; use 30 or so")
         check_properties(properties or {})
@@ -91,7 +93,7 @@ class KafkaPublisher:
             self._envelope = envelope_named(envelope, headers=headers, source=source)
         given = dict(properties or {})
         self._topic = topic
-        self._slots = slots
+        self._producers = producers
         self._strict_keys = strict_keys
         self._stuck_seconds = stuck_seconds
         self._connect_seconds = connect_seconds
@@ -119,7 +121,7 @@ class KafkaPublisher:
     def features(self) -> PublisherFeatures:
         # With or without one record per key: brokers refuse what follows a gap in the sequence numbers, and
         # the gapless guarantee ends the producer there.
-        return PublisherFeatures(slots=self._slots, strict_keys=True)
+        return PublisherFeatures(calls=self._producers, first_batch=_FIRST_BATCH, strict_keys=True)
 
     @property
     def description(self) -> str:
@@ -189,7 +191,7 @@ class KafkaPublisher:
                 strict_keys=self._strict_keys,
                 stuck_seconds=self._stuck_seconds,
             )
-            for _ in range(self._slots)
+            for _ in range(self._producers)
         ]
         if there:
             for lane in lanes:

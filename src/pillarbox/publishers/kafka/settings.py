@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pillarbox.errors import ConfigError
 
-OPTIONS: Final = ("topic", "envelope", "source", "slots", "strict_keys", "stuck_seconds")
+OPTIONS: Final = ("topic", "envelope", "source", "producers", "strict_keys", "stuck_seconds")
 # The only librdkafka properties whose names have no dot.
 DOTLESS: Final = ("acks", "retries", "partitioner", "debug")
 
@@ -115,7 +115,7 @@ def _with_port(host: str) -> str:
 
 def _converted(option: str, value: str) -> str | int | float | bool:
     try:
-        if option == "slots":
+        if option == "producers":
             return int(value)
         if option == "stuck_seconds":
             return float(value)
