@@ -4,6 +4,9 @@ from typing import Final
 from uuid import UUID
 
 _UNKNOWN: Final = UUID(int=0).is_safe
+# An id refuses to be changed; its slots do not know that.
+_set_number: Final = UUID.__dict__["int"].__set__
+_set_safety: Final = UUID.__dict__["is_safe"].__set__
 
 
 def uuid_of(value: bytes) -> UUID:
@@ -19,6 +22,6 @@ def uuid_of_text(value: str) -> UUID:
 def _made(number: int) -> UUID:
     """Past the constructor, which checks what an id of a database cannot have wrong."""
     made = object.__new__(UUID)
-    object.__setattr__(made, "int", number)
-    object.__setattr__(made, "is_safe", _UNKNOWN)
+    _set_number(made, number)
+    _set_safety(made, _UNKNOWN)
     return made
