@@ -16,7 +16,7 @@ from benchmarks.bed import Bed, say
 from benchmarks.failures import PeerFailedError, first_line
 from benchmarks.report import Row
 from benchmarks.rows import ALL_PEERS, DEFAULT_SECONDS, ROWS, chosen
-from benchmarks.scale import LONG, QUICK, Scale
+from benchmarks.scale import QUICK, Scale
 from tests.servers import MissingError
 
 FILE = Path("build/bench.json")
@@ -28,16 +28,14 @@ def _arguments() -> argparse.Namespace:
     choices = [*ROWS, ALL_PEERS]
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--only", nargs="+", choices=choices, metavar="NAME", help=f"of {', '.join(choices)}")
-    which.add_argument("--all", action="store_true", help="every row, with more events and rounds: an hour or so")
+    which.add_argument("--all", action="store_true", help="every row: three quarters of an hour")
     parser.add_argument("--rounds", type=int, help="of each side")
     parser.add_argument("--quick", action="store_true", help="smaller backlogs: to see that it works, not how fast")
     return parser.parse_args()
 
 
 def scale_of(arguments: argparse.Namespace) -> Scale:
-    """What was asked for by name may take its time."""
-    asked = arguments.all or arguments.only is not None
-    scale = QUICK if arguments.quick else LONG if asked else Scale()
+    scale = QUICK if arguments.quick else Scale()
     return scale.with_rounds(arguments.rounds) if arguments.rounds else scale
 
 
@@ -78,7 +76,7 @@ class Run:
         entry = ROWS[name]
         begun = time.monotonic()
         try:
-            found = entry.measure(bed, self._scale.for_bar(entry.bar is not None))
+            found = entry.measure(bed, self._scale.for_row(has_bar=entry.bar is not None, promised=entry.promised))
         except (MissingError, PeerFailedError) as error:
             _left_out(name, first_line(error))
             return

@@ -14,6 +14,7 @@ from benchmarks.child import Child
 from benchmarks.failures import peer_side
 from benchmarks.load import fill_postgres
 from benchmarks.report import Row, percentiles
+from benchmarks.rounds import in_turn
 from benchmarks.scale import Scale
 from benchmarks.watch import Arrivals
 
@@ -46,9 +47,10 @@ def committed(
 
 
 def ours(bed: Bed, url: str) -> Side:
+    fill_postgres(url, 0, settled=SETTLED)
+
     @contextmanager
     def serving(topic: str) -> Iterator[None]:
-        fill_postgres(url, 0, settled=SETTLED)
         told = {"servers": bed.servers, "topic": topic, "url": url, "prefix": "outbox", "note": False}
         with Child("ours", told, bed.folder) as child:
             child.answer()
@@ -87,13 +89,15 @@ def measure(bed: Bed, side: Side, name: str, seconds: float) -> list[float]:
 
 def rounds(bed: Bed, scale: Scale, name: str, ours: Side, other: Side, against: str) -> list[Row]:
     """The medians of the rounds, and in a row of their own the 99th percentiles."""
-    sides = {"ours": ours, against: other}
-    found: dict[str, list[list[float]]] = {each: [] for each in sides}
-    for _ in range(scale.rounds):
-        for each, side in sides.items():
-            with peer_side() if each == "peer" else nullcontext():
-                found[each].append(measure(bed, side, name, scale.latency_seconds))
-            say(f"  {name}: {each} {statistics.median(found[each][-1]):.2f} ms")
+
+    def once(each: str, side: Side) -> list[float]:
+        with peer_side() if each == "peer" else nullcontext():
+            times = measure(bed, side, name, scale.latency_seconds)
+        say(f"  {name}: {each} {statistics.median(times):.2f} ms")
+        return times
+
+    both = in_turn(scale.rounds, lambda: once("ours", ours), lambda: once(against, other))
+    found = dict(zip(("ours", against), both, strict=True))
     extra: dict[str, Any] = {"per_second": PER_SECOND}
     for each, times in found.items():
         extra |= percentiles(each, list(chain.from_iterable(times)))

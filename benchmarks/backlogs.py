@@ -7,6 +7,7 @@ from benchmarks.drains import Drains, row
 from benchmarks.load import fill, waiting
 from benchmarks.load_events import SHARDS
 from benchmarks.report import Row
+from benchmarks.rounds import in_turn
 from benchmarks.scale import Scale
 
 MEMORY_MB = 150.0
@@ -19,11 +20,11 @@ def _many_waiting(bed: Bed, scale: Scale, name: str, url: str, count: int) -> Ro
     few, batch = scale.few_waiting, scale.few_waiting // SHARDS // 3
     # So many more that the last round still has all of them waiting, and the row of the memory too.
     fill(url, count + scale.rounds * (few * _PARTS + _for_memory(scale)), prefix="million")
-    ours, floor = [], []
-    for _ in range(scale.rounds):
-        ours.append(drains.run("ours", few * _PARTS, url=url, prefix="million", batch=batch))
-        fill(url, few)
-        floor.append(drains.run("ours", few, url=url, batch=batch, refills=_PARTS - 1))
+    ours, floor = in_turn(
+        scale.rounds,
+        lambda: drains.run("ours", few * _PARTS, url=url, prefix="million", batch=batch),
+        lambda: drains.run("ours", few, lambda: fill(url, few), url=url, batch=batch, refills=_PARTS - 1),
+    )
     drains.close()
     return row(name, ours, floor, waiting=count, few_waiting=few)
 

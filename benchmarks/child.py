@@ -18,11 +18,12 @@ class ChildFailedError(Exception):
 class Child:
     """`python -m benchmarks.<module>`: it gets its settings as a line of JSON and answers in such lines.
 
-    The end of its input tells it to stop, so that it ends with this process too. ``python`` is the interpreter of
-    another environment, which sees this checkout and nothing of ours that is installed.
+    It starts at once, and without settings waits until it is told some. The end of its input tells it to stop, so that
+    it ends with this process too. ``python`` is the interpreter of another environment, which sees this checkout and
+    nothing of ours that is installed.
     """
 
-    def __init__(self, module: str, settings: dict[str, Any], folder: Path, python: Path | None = None) -> None:
+    def __init__(self, module: str, settings: dict[str, Any] | None, folder: Path, python: Path | None = None) -> None:
         self._module = module
         inherited = [] if python else filter(None, [os.environ.get("PYTHONPATH")])
         paths = [str(ROOT), *inherited]
@@ -36,6 +37,10 @@ class Child:
             # Ctrl-C is for the harness, which ends its children.
             start_new_session=True,
         )
+        if settings is not None:
+            self.tell(settings)
+
+    def tell(self, settings: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(settings) + "\n")
         self._process.stdin.flush()

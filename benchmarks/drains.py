@@ -10,6 +10,7 @@ from benchmarks.child import Child
 from benchmarks.load import fill, fill_postgres, fill_sqlite
 from benchmarks.load_events import SHARDS
 from benchmarks.report import Row
+from benchmarks.rounds import in_turn
 from benchmarks.scale import Scale
 from tests.servers import Server
 
@@ -29,10 +30,17 @@ class Drains:
         self._sent = 0
 
     def run(
-        self, module: str, events: int, python: Path | None = None, strict: bool = True, **settings: Any
+        self,
+        module: str,
+        events: int,
+        load: Callable[[], None] | None = None,
+        python: Path | None = None,
+        strict: bool = True,
+        **settings: Any,
     ) -> dict[str, Any]:
-        """One measured process; the answer of :class:`benchmarks.clock.Clock`, and how many messages came of it.
-        ``strict`` is for ours: a peer may send more than it settles, and is not stopped for it."""
+        """One measured process; the answer of :class:`benchmarks.clock.Clock`, and how many messages came of it. The
+        load is made while the process gets ready. ``strict`` is for ours: a peer may send more than it settles, and is
+        not stopped for it."""
         told: dict[str, Any] = {
             "servers": self._bed.servers,
             "topic": self._topic,
@@ -45,7 +53,10 @@ class Drains:
             "events": events,
             **settings,
         }
-        with Child(module, told, self._bed.folder, python) as child:
+        with Child(module, None, self._bed.folder, python) as child:
+            if load is not None:
+                load()
+            child.tell(told)
             found = child.answer()
         # Handlers count their own calls.
         found["messages"] = found["handled"] if "handled" in found else self._new_messages()
@@ -87,13 +98,12 @@ def _against_bare(
     bare_settings: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Row:
-    drains = Drains(bed, name)
-    ours, floor = [], []
-    for _ in range(scale.rounds):
-        load()
-        ours.append(drains.run("ours", scale.events, **settings))
-        load()
-        floor.append(drains.run(bare, scale.events, **{**settings, **(bare_settings or {})}))
+    drains, of_bare = Drains(bed, name), {**settings, **(bare_settings or {})}
+    ours, floor = in_turn(
+        scale.rounds,
+        lambda: drains.run("ours", scale.events, load, **settings),
+        lambda: drains.run(bare, scale.events, load, **of_bare),
+    )
     drains.close()
     return row(name, ours, floor, events=scale.events)
 
@@ -102,8 +112,7 @@ def warm_up(bed: Bed, scale: Scale) -> None:
     """Neither side may be the one that meets servers that just started."""
     drains = Drains(bed, "warm-up")
     for module in ("floor_postgres", "ours", "floor_postgres"):
-        fill_postgres(bed.url, scale.events)
-        drains.run(module, scale.events)
+        drains.run(module, scale.events, lambda: fill_postgres(bed.url, scale.events))
     drains.close()
 
 
@@ -174,9 +183,8 @@ def sqlite(bed: Bed, scale: Scale) -> Row:
 def _other_server(bed: Bed, scale: Scale, name: str, bare: str, url: str) -> Row:
     few = scale.with_events(scale.events // 2)
     # Neither side may be the one that meets a server that just started.
-    fill(url, few.events)
     warm = Drains(bed, f"{name}-warm-up")
-    warm.run(bare, few.events, url=url)
+    warm.run(bare, few.events, lambda: fill(url, few.events), url=url)
     warm.close()
     return _against_bare(bed, few, name, bare, lambda: fill(url, few.events), url=url)
 
@@ -204,12 +212,11 @@ def mongo_one_at_a_time(bed: Bed, scale: Scale) -> Row:
     """Against a loop that claims, sends and marks the oldest event."""
     drains = Drains(bed, "mongo-one-at-a-time")
     url, events = bed.mongo.url, scale.events // 2
-    ours, floor = [], []
-    for _ in range(scale.rounds):
-        fill(url, events)
-        ours.append(drains.run("ours", events, url=url))
-        fill(url, events)
-        floor.append(drains.run("one_at_a_time", events // 50, url=url))
+    ours, floor = in_turn(
+        scale.rounds,
+        lambda: drains.run("ours", events, lambda: fill(url, events), url=url),
+        lambda: drains.run("one_at_a_time", events // 50, lambda: fill(url, events), url=url),
+    )
     drains.close()
     return row("mongo-one-at-a-time", ours, floor)
 
@@ -218,11 +225,10 @@ def hot_key(bed: Bed, scale: Scale) -> Row:
     """The other keys while one with many held events is set aside, against the same without it."""
     drains = Drains(bed, "postgres-hot-key")
     events = scale.events // 2
-    ours, floor = [], []
-    for _ in range(scale.rounds):
-        fill_postgres(bed.url, events, held=scale.held)
-        ours.append(drains.run("ours", events))
-        fill_postgres(bed.url, events)
-        floor.append(drains.run("ours", events))
+    ours, floor = in_turn(
+        scale.rounds,
+        lambda: drains.run("ours", events, lambda: fill_postgres(bed.url, events, held=scale.held)),
+        lambda: drains.run("ours", events, lambda: fill_postgres(bed.url, events)),
+    )
     drains.close()
     return row("postgres-hot-key", ours, floor, held=scale.held)

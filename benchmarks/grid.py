@@ -19,8 +19,8 @@ def grid(bed: Bed, scale: Scale) -> list[Row]:
     found: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
     for _ in range(scale.rounds):
         for batch, slots in cells:
-            fill_postgres(bed.url, events)
-            found[batch, slots].append(drains.run("ours", events, batch=batch, slots=slots)["per_second"])
+            cell = drains.run("ours", events, lambda: fill_postgres(bed.url, events), batch=batch, slots=slots)
+            found[batch, slots].append(cell["per_second"])
     drains.close()
     return [
         Row(

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Scale:
-    """The default run's, which has ten minutes for all of its rows."""
+    """Of every run that is not told another one: the default run has ten minutes for all of its rows."""
 
     rounds: int = 3
+    promised_rounds: int = 5
+    """Of rows that a promise hangs on."""
     rounds_without_bar: int = 2
     """Of rows that nothing is asked of; two still have a spread."""
     events: int = 80_000
@@ -21,17 +23,18 @@ class Scale:
     idle_seconds: float = 5.0
 
     def with_rounds(self, rounds: int) -> "Scale":
-        return replace(self, rounds=rounds, rounds_without_bar=rounds)
+        return replace(self, rounds=rounds, promised_rounds=rounds, rounds_without_bar=rounds)
 
-    def for_bar(self, has_bar: bool) -> "Scale":
+    def for_row(self, *, has_bar: bool, promised: bool) -> "Scale":
         """What a row is given."""
-        return self if has_bar else replace(self, rounds=self.rounds_without_bar)
+        return replace(
+            self, rounds=self.promised_rounds if promised else self.rounds if has_bar else self.rounds_without_bar
+        )
 
     def with_events(self, events: int) -> "Scale":
         return replace(self, events=events)
 
 
-LONG = Scale(rounds_without_bar=3, events=200_000, latency_seconds=6.0, idle_seconds=10.0)
 QUICK = Scale(
     events=40_000,
     waiting=200_000,

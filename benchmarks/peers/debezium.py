@@ -5,7 +5,7 @@ Both are measured from outside: from an instant that the harness knows to the mo
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ from benchmarks.load import add_events, fill_postgres
 from benchmarks.peers.backlog import BYTES, NUMBERED, load
 from benchmarks.peers.connect import Connect
 from benchmarks.report import Row
+from benchmarks.rounds import in_turn
 from benchmarks.scale import Scale
 from benchmarks.watch import Watch
 from tests.servers.process import wait_until
@@ -219,20 +220,24 @@ def _row(name: str, scale: Scale, sides: Sides, ours: list[float], peer: list[fl
     return Row(name, "events/s", ours, peer, {"events": scale.events, **extra}, against="peer")
 
 
+def _of_peer(measure: Callable[[int, int], float], events: int, few: int) -> float:
+    with peer_side():
+        return measure(events, few)
+
+
 def warm(bed: Bed, scale: Scale) -> list[Row]:
     """From the commit of a backlog; both run and are idle."""
     name = "peer-debezium"
-    ours, peer = [], []
     with Connect(bed.servers).start() as connect:
         sides = Sides(bed, name, connect)
         say("  backlogs that warm up Java:")
         for _ in range(2):
-            with peer_side():
-                sides.debezium_warm(scale.events, scale.few_waiting)
-        for _ in range(scale.rounds):
-            ours.append(sides.ours_warm(scale.events, scale.few_waiting))
-            with peer_side():
-                peer.append(sides.debezium_warm(scale.events, scale.few_waiting))
+            _of_peer(sides.debezium_warm, scale.events, scale.few_waiting)
+        ours, peer = in_turn(
+            scale.rounds,
+            lambda: sides.ours_warm(scale.events, scale.few_waiting),
+            lambda: _of_peer(sides.debezium_warm, scale.events, scale.few_waiting),
+        )
         sides.close()
     return [_row(name, scale, sides, ours, peer)]
 
@@ -240,12 +245,12 @@ def warm(bed: Bed, scale: Scale) -> list[Row]:
 def cold(bed: Bed, scale: Scale) -> list[Row]:
     """From the start of our process, and of the connector in a worker that runs, with the backlog in place."""
     name = "peer-debezium-cold"
-    ours, peer = [], []
     with Connect(bed.servers).start() as connect:
         sides = Sides(bed, name, connect)
-        for _ in range(scale.rounds):
-            ours.append(sides.ours_cold(scale.events))
-            with peer_side():
-                peer.append(sides.debezium_cold(scale.events, scale.few_waiting // 10))
+        ours, peer = in_turn(
+            scale.rounds,
+            lambda: sides.ours_cold(scale.events),
+            lambda: _of_peer(sides.debezium_cold, scale.events, scale.few_waiting // 10),
+        )
         sides.close()
     return [_row(name, scale, sides, ours, peer)]

@@ -9,6 +9,7 @@ from benchmarks.failures import peer_side
 from benchmarks.load import fill_postgres
 from benchmarks.peers.environments import Environment
 from benchmarks.report import Row
+from benchmarks.rounds import in_turn
 from benchmarks.scale import Scale
 
 FASTSTREAM_TUNED = {
@@ -28,13 +29,17 @@ def _against(bed: Bed, scale: Scale, name: str, module: str, python: Path | None
     """Both have a backlog of the same events before them. ``share``: a slow peer publishes the first of so many equal
     parts of it, which is enough to know its pace."""
     drains = Drains(bed, name)
-    ours, peer = [], []
-    for _ in range(scale.rounds):
-        fill_postgres(bed.url, scale.events)
-        ours.append(drains.run("ours", scale.events))
+
+    def of_peer() -> dict[str, Any]:
         goal = scale.events // share
         with peer_side():
-            peer.append(drains.run(f"peers.{module}", scale.events, python, strict=False, goal=goal, **told))
+            return drains.run(f"peers.{module}", scale.events, None, python, strict=False, goal=goal, **told)
+
+    ours, peer = in_turn(
+        scale.rounds,
+        lambda: drains.run("ours", scale.events, lambda: fill_postgres(bed.url, scale.events)),
+        of_peer,
+    )
     drains.close()
     return Row(
         name,

@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from benchmarks.child import ChildFailedError
 from benchmarks.failures import PeerFailedError, peer_side
 from benchmarks.report import Bar, Row, percentiles, table
 from benchmarks.rows import DEFAULT_SECONDS, NO_BAR, ROWS, Entry, chosen
-from benchmarks.scale import LONG, QUICK, Scale
+from benchmarks.rounds import in_turn
+from benchmarks.scale import QUICK, Scale
 from tests.servers import MissingError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -57,19 +59,29 @@ class TestChoice:
         ("given", "scale"),
         [
             ({}, Scale()),
-            ({"all": True}, LONG),
-            ({"only": ["add"]}, LONG),
+            ({"all": True}, Scale()),
+            ({"only": ["add"]}, Scale()),
             ({"quick": True}, QUICK),
             ({"rounds": 5}, Scale().with_rounds(5)),
         ],
     )
-    def test_what_is_asked_for_may_take_its_time(self, given: dict[str, Any], scale: Scale) -> None:
+    def test_a_row_by_name_is_that_of_a_default_run(self, given: dict[str, Any], scale: Scale) -> None:
         arguments = argparse.Namespace(**{"all": False, "only": None, "quick": False, "rounds": None, **given})
         assert program.scale_of(arguments) == scale
 
-    def test_only_rows_without_a_bar_have_fewer_rounds(self) -> None:
-        assert Scale().for_bar(has_bar=True).rounds == 3
-        assert Scale().for_bar(has_bar=False).rounds == 2
+    def test_what_is_promised_has_more_rounds_and_what_has_no_bar_fewer(self) -> None:
+        assert Scale().for_row(has_bar=True, promised=True).rounds == 5
+        assert Scale().for_row(has_bar=True, promised=False).rounds == 3
+        assert Scale().for_row(has_bar=False, promised=False).rounds == 2
+
+    def test_every_second_round_has_the_sides_the_other_way_round(self) -> None:
+        order: list[str] = []
+
+        def side(name: str) -> Callable[[], int]:
+            return lambda: (order.append(name), len(order))[1]
+
+        assert in_turn(3, side("ours"), side("floor")) == [[1, 4, 5], [2, 3, 6]]
+        assert order == ["ours", "floor", "floor", "ours", "ours", "floor"]
 
 
 class TestBars:
