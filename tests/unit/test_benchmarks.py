@@ -15,8 +15,8 @@ from benchmarks.bed import Bed
 from benchmarks.child import ChildFailedError
 from benchmarks.failures import PeerFailedError, peer_side
 from benchmarks.report import Bar, Row, percentiles, table
-from benchmarks.rows import DEFAULT_SECONDS, NO_BAR, ROWS, Entry, chosen
 from benchmarks.rounds import in_turn
+from benchmarks.rows import DEFAULT_SECONDS, NO_BAR, ROWS, Entry, chosen
 from benchmarks.scale import QUICK, Scale
 from tests.servers import MissingError
 
