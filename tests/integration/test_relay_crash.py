@@ -1,13 +1,18 @@
 """Relays in processes of their own, which are killed, stopped and resumed."""
 
+import asyncio
 import signal
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pillarbox.event import Status
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.stores.sql import SqlStore
+from pillarbox.stores.sqlite import SqliteStore
 from tests.integration.relays import (
     LEASE,
     AnyStore,
@@ -77,6 +82,21 @@ async def test_a_terminated_relay_makes_no_copy(
     assert ledger_copies(lines) == 0
 
 
+async def asleep(sleeper: RelayProcess, store: AnyStore) -> None:
+    """Stopped, and not in a transaction of SQLite, which would lock the file for everybody."""
+    while True:
+        sleeper.send(signal.SIGSTOP)
+        if not isinstance(store, SqliteStore):
+            return
+        database: Any = store._db
+        connection = sqlite3.connect(database.path, timeout=0.1, isolation_level=None)
+        with closing(connection), suppress(sqlite3.OperationalError):
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        sleeper.send(signal.SIGCONT)
+        await asyncio.sleep(0.01)
+
+
 async def test_a_relay_that_sleeps_past_its_lease_makes_no_disorder(
     outbox: Outbox, store: AnyStore, tmp_path: Path, processes: list[RelayProcess]
 ) -> None:
@@ -85,7 +105,7 @@ async def test_a_relay_that_sleeps_past_its_lease_makes_no_disorder(
     sleeper = RelayProcess(store, book, seconds_per_event=0.002, batch=10).start()
     processes.append(sleeper)
     await until(lambda: len(ledger(book)) > 40)
-    sleeper.send(signal.SIGSTOP)
+    await asleep(sleeper, store)
     stopped = len(ledger(book))
     assert stopped < 400
     to = MemoryPublisher()

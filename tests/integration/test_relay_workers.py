@@ -1,13 +1,14 @@
 """Several workers: fair shares, clean hand-over, and no disorder when one of them loses its leases."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import pytest
 
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event, Status
-from pillarbox.publisher import retry
+from pillarbox.publisher import PublisherFeatures, retry
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Relay
 from pillarbox.relay.worker import StreamWorker
@@ -112,7 +113,7 @@ async def test_a_worker_that_comes_while_there_is_much_to_do_gets_its_share(sql:
 
 
 async def test_a_stop_in_the_midst_of_work_makes_no_copy(outbox: Outbox, store: Store) -> None:
-    to = MemoryPublisher()
+    to = MemoryPublisher(features=PublisherFeatures(calls=4))
     keys = [key_of(shard) for shard in range(4)]
     await store.add(mixed(keys, 100))
     to.hold()
@@ -232,7 +233,7 @@ async def test_a_stop_leaves_behind_what_never_ends_and_another_takes_over(
 async def test_a_worker_that_is_cut_off_is_taken_over_and_changes_nothing_when_it_comes_back(
     outbox: Outbox, store: Store
 ) -> None:
-    gone, heir = MemoryPublisher(), MemoryPublisher()
+    gone, heir = MemoryPublisher(features=PublisherFeatures(calls=4)), MemoryPublisher()
     keys = [key_of(shard) for shard in range(4)]
     await store.add(mixed(keys, 5))
     lost = outbox()
@@ -286,6 +287,43 @@ async def test_nothing_is_published_when_the_lease_is_in_doubt(outbox: Outbox, s
             patch.undo()
             await to.wait_for(4)
     assert by_key(to.deliveries) == in_order(["k"], 4)
+
+
+async def test_a_turn_looks_at_its_lease_after_it_waited_for_the_destination(sqlite: SqlOutbox, store: Store) -> None:
+    to = MemoryPublisher(features=PublisherFeatures(calls=1))
+    own, keys = sqlite(), [key_of(0), key_of(1)]
+    read = set()
+    real_read = own.read
+
+    async def noted(grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        events = await real_read(grant, limit, max_bytes)
+        if events:
+            read.add(grant.shard)
+        return events
+
+    async def no_renewal(*_: object) -> object:
+        raise StoreDown("the renewal does not get through")
+
+    await store.add(mixed(keys, 2))
+    to.hold()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own, "read", noted)
+        patch.setattr(own, "renew", no_renewal)
+        running = relay(own, stream(to, lease_seconds=LEASE))
+        async with running:
+            await to.wait_until_held(1)
+            await until(lambda: read == {0, 1})
+            shards = running._workers[STREAM]._ownership.shards.values()  # type: ignore[attr-defined]
+            loop = asyncio.get_running_loop()
+            await until(lambda: all(shard.publish_until < loop.time() for shard in shards))
+            assert to._waiting == 1, "the other one has read, and has not called"
+            to.release()
+            await to.wait_for(2)
+            await eventually(lambda: store.poll(STREAM, "onlooker", []), lambda work: work.free == 4)
+            assert len(by_key(to.deliveries)) == 1, "only what was on its way"
+            patch.undo()
+            await to.wait_for(4)
+    assert first_deliveries(to.deliveries) == in_order(keys, 2)
 
 
 async def test_a_take_whose_second_half_fails_leaves_no_shard_without_owner(

@@ -78,7 +78,11 @@ class TestChoice:
         order: list[str] = []
 
         def side(name: str) -> Callable[[], int]:
-            return lambda: (order.append(name), len(order))[1]
+            def measure() -> int:
+                order.append(name)
+                return len(order)
+
+            return measure
 
         assert in_turn(3, side("ours"), side("floor")) == [[1, 4, 5], [2, 3, 6]]
         assert order == ["ours", "floor", "floor", "ours", "ours", "floor"]
