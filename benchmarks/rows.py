@@ -67,15 +67,15 @@ ROWS: dict[str, Entry] = {
     "peer-debezium-latency": Entry(peers_latency.debezium, _at_most(1.0), 0, _at_most(1.0)),
     "postgres-kafka-deleted": Entry(drains.postgres_deleted, Bar(0.85)),
     "postgres-backlog-5m": Entry(backlogs.postgres_most, Bar(0.9)),
+    "peer-debezium-cold": Entry(debezium.cold, Bar(1.0)),
+    "peer-faststream-outbox": Entry(peers.faststream_outbox, Bar(1.0)),
+    "peer-omni-box": Entry(peers.omni_box, Bar(1.0)),
+    "postgres-grid": Entry(grid.grid, NO_BAR),
     "mysql-backlog-1m": Entry(backlogs.mysql, Bar(0.9)),
     "mariadb-kafka": Entry(drains.mariadb, Bar(0.8)),
     "mariadb-backlog-1m": Entry(backlogs.mariadb, Bar(0.9)),
     "mongo-one-at-a-time": Entry(drains.mongo_one_at_a_time, Bar(1.0)),
     "mongo-backlog-1m": Entry(backlogs.mongo, Bar(0.9)),
-    "postgres-grid": Entry(grid.grid, NO_BAR),
-    "peer-debezium-cold": Entry(debezium.cold, Bar(1.0)),
-    "peer-faststream-outbox": Entry(peers.faststream_outbox, Bar(1.0)),
-    "peer-omni-box": Entry(peers.omni_box, Bar(1.0)),
 }
 
 
