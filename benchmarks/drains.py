@@ -181,16 +181,16 @@ def sqlite(bed: Bed, scale: Scale) -> Row:
 
 
 def _other_server(bed: Bed, scale: Scale, name: str, bare: str, url: str) -> Row:
-    few = scale.with_events(scale.events // 2)
     # Neither side may be the one that meets a server that just started.
     warm = Drains(bed, f"{name}-warm-up")
-    warm.run(bare, few.events, lambda: fill(url, few.events), url=url)
+    warm.run(bare, scale.events // 2, lambda: fill(url, scale.events // 2), url=url)
     warm.close()
-    return _against_bare(bed, few, name, bare, lambda: fill(url, few.events), url=url)
+    return _against_bare(bed, scale, name, bare, lambda: fill(url, scale.events), url=url)
 
 
 def _mysql(bed: Bed, scale: Scale, server: Server) -> Row:
-    return _other_server(bed, scale, f"{server.name}-kafka", "floor_mysql", server.url)
+    few = scale.with_events(scale.events // 2)
+    return _other_server(bed, few, f"{server.name}-kafka", "floor_mysql", server.url)
 
 
 def mysql(bed: Bed, scale: Scale) -> Row:

@@ -24,7 +24,7 @@ def _store(settings: dict[str, Any]) -> Store:
 
 
 def _kafka(settings: dict[str, Any]) -> Publisher:
-    return KafkaPublisher(servers=settings["servers"], topic=settings["topic"], producers=(settings["slots"] + 1) // 2)
+    return KafkaPublisher(servers=settings["servers"], topic=settings["topic"], producers=settings["slots"])
 
 
 def _handlers(handled: Handled) -> Publisher:
@@ -37,6 +37,12 @@ def _keep_seconds(settings: dict[str, Any]) -> float:
     return 86_400.0 if settings["keep"] else 0.0
 
 
+async def _ended(service: asyncio.Task[None]) -> None:
+    """As a service ends."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    await service
+
+
 async def drain(settings: dict[str, Any]) -> dict[str, Any]:
     """Publish a backlog; the answer is how fast. ``refills``: how often to load as much again and drain it."""
     clock, refills = Clock(settings["events"]), settings.get("refills", 0)
@@ -44,15 +50,13 @@ async def drain(settings: dict[str, Any]) -> dict[str, Any]:
     handled = Handled()
     publisher = _handlers(handled) if settings.get("to") == "handlers" else _kafka(settings)
     stream = Stream("default", to=publisher, slots=settings["slots"], batch=settings["batch"])
-    # As a service, which ends with SIGTERM.
     service = asyncio.create_task(Relay(store, [stream], keep_published_seconds=_keep_seconds(settings)).run())
     await clock.done.wait()
     for _ in range(refills):
         clock.again()
         await add_more(settings["url"], settings["prefix"], settings["events"])
         await clock.done.wait()
-    os.kill(os.getpid(), signal.SIGTERM)
-    await service
+    await _ended(service)
     return {**clock.report(refills + 1), **({"handled": handled.count} if handled.count else {})}
 
 
@@ -66,10 +70,11 @@ async def serve(settings: dict[str, Any]) -> dict[str, Any]:
     witness = Witness(kafka, _complain)
     witness.keeps_instants = True
     relay = Relay(_store(settings), [Stream("default", to=witness if settings.get("note", True) else kafka)])
-    async with relay:
-        await relay.drain()
-        answer({"ready": True})
-        await asyncio.to_thread(sys.stdin.read)
+    service = asyncio.create_task(relay.run())
+    await relay.drain()
+    answer({"ready": True})
+    await asyncio.to_thread(sys.stdin.read)
+    await _ended(service)
     return {"acknowledged_at": {str(event_id): at for event_id, at in witness.acknowledged.items()}}
 
 

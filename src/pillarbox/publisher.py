@@ -62,7 +62,7 @@ class PublisherFeatures:
     deduplicates: the destination itself drops a second copy of an event id.
     """
 
-    calls: int = 2
+    calls: int = 4
     first_batch: int = 500
     strict_keys: bool = True
     deduplicates: bool = False

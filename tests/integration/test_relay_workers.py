@@ -8,7 +8,7 @@ import pytest
 
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event, Status
-from pillarbox.publisher import PublisherFeatures, retry
+from pillarbox.publisher import Outcome, PublisherFeatures, retry
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Relay
 from pillarbox.relay.worker import StreamWorker
@@ -40,6 +40,21 @@ from tests.integration.relays import (
 )
 
 pytestmark = pytest.mark.asyncio
+
+
+def noted_reads(store: Store) -> set[int]:
+    """The shards of which it has read something, from now on."""
+    shards: set[int] = set()
+    real_read = store.read
+
+    async def read(grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        events = await real_read(grant, limit, max_bytes)
+        if events:
+            shards.add(grant.shard)
+        return events
+
+    store.read = read  # type: ignore[method-assign]
+    return shards
 
 
 @pytest.mark.parametrize(("workers", "shares"), [(2, [2, 2]), (3, [2, 1, 1]), (5, [1, 1, 1, 1])])
@@ -131,6 +146,51 @@ async def test_a_stop_in_the_midst_of_work_makes_no_copy(outbox: Outbox, store: 
         await to.wait_for(400)
         await settled(store, {Status.PUBLISHED: 400})
     assert by_key(to.deliveries) == in_order(keys, 100)
+
+
+class Counting(MemoryPublisher):
+    """Knows how often it was called."""
+
+    calls = 0
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        self.calls += 1
+        return await super().publish(events)
+
+
+async def test_a_turn_that_waits_for_the_destination_does_not_call_it_once_it_is_closed(
+    sqlite: SqlOutbox, store: Store
+) -> None:
+    to, own = Counting(features=PublisherFeatures(calls=1)), sqlite()
+    read = noted_reads(own)
+    keys = [key_of(0), key_of(1)]
+    await store.add(mixed(keys, 2))
+    to.hold()
+    running = relay(own, stream(to, slots=2), grace_seconds=0.05)
+    await running.start()
+    await to.wait_until_held()
+    await until(lambda: read == {0, 1})
+    await running.stop()
+    assert to.calls == 1
+    to.release()
+    async with relay(sqlite(), stream(to)):
+        await to.wait_for(4)
+    assert by_key(to.deliveries) == in_order(keys, 2)
+
+
+async def test_of_calls_with_many_events_half_as_many_are_made_at_once(sqlite: SqlOutbox, store: Store) -> None:
+    to, own = MemoryPublisher(features=PublisherFeatures(calls=4, first_batch=1000)), sqlite()
+    read = noted_reads(own)
+    keys = [key_of(shard) for shard in range(4)]
+    await store.add(mixed(keys, 600))
+    to.hold()
+    async with relay(own, stream(to)):
+        await until(lambda: read == {0, 1, 2, 3})
+        await to.wait_until_held(2)
+        assert to._waiting == 2
+        to.release()
+        await to.wait_for(2400)
+    assert by_key(to.deliveries) == in_order(keys, 600)
 
 
 async def test_a_stop_takes_back_what_hangs(outbox: Outbox, store: Store) -> None:
@@ -292,14 +352,7 @@ async def test_nothing_is_published_when_the_lease_is_in_doubt(outbox: Outbox, s
 async def test_a_turn_looks_at_its_lease_after_it_waited_for_the_destination(sqlite: SqlOutbox, store: Store) -> None:
     to = MemoryPublisher(features=PublisherFeatures(calls=1))
     own, keys = sqlite(), [key_of(0), key_of(1)]
-    read = set()
-    real_read = own.read
-
-    async def noted(grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
-        events = await real_read(grant, limit, max_bytes)
-        if events:
-            read.add(grant.shard)
-        return events
+    read = noted_reads(own)
 
     async def no_renewal(*_: object) -> object:
         raise StoreDown("the renewal does not get through")
@@ -307,9 +360,8 @@ async def test_a_turn_looks_at_its_lease_after_it_waited_for_the_destination(sql
     await store.add(mixed(keys, 2))
     to.hold()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own, "read", noted)
         patch.setattr(own, "renew", no_renewal)
-        running = relay(own, stream(to, lease_seconds=LEASE))
+        running = relay(own, stream(to, slots=2, lease_seconds=LEASE))
         async with running:
             await to.wait_until_held(1)
             await until(lambda: read == {0, 1})

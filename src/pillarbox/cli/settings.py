@@ -58,7 +58,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Setting("grace_seconds", float, RELAY, "how long a stop waits for what is under way (20)", low=0),
         Setting("to", str, STREAM, "where events go, for example kafka://host:9092?topic=orders", secret=True),
         Setting("mode", str, STREAM, "ordered or queue (ordered)", choices=("ordered", "queue")),
-        Setting("slots", int, STREAM, "turns at once in an ordered stream (the publisher's)"),
+        Setting("slots", int, STREAM, "turns at once in an ordered stream (as many as the publisher serves)"),
         Setting("concurrency", int, STREAM, "events at once in a queue stream (8)"),
         Setting("batch", int, STREAM, "the most events that one turn reads (2000)"),
         Setting("batch_bytes", int, STREAM, "the most bytes that one turn reads (4000000)"),

@@ -24,8 +24,7 @@ class OrderedWorker(StreamWorker):
         self, store: Store, stream: Stream, publisher: Publisher, rules: Rules, worker: str, grace_seconds: float
     ) -> None:
         super().__init__(store, stream, publisher, rules, worker, grace_seconds)
-        # While one half of the turns reads and settles, the other half has the destination.
-        self._slots = stream.slots or 2 * publisher.features.calls
+        self._slots = stream.slots or publisher.features.calls
         self._ownership = Ownership(store, stream, worker, publisher.features.first_batch)
         self._turns = Turns(store, publisher, self.breaker, rules, stream.batch_bytes, self._give_up)
         self._waiting: deque[Shard] = deque()

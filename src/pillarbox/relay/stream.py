@@ -23,7 +23,7 @@ class Stream:
 
     to: a publisher, handlers, or a URL such as ``kafka://localhost:9092?topic=orders``.
     mode: ``ordered`` publishes in order per key; ``queue`` works single events, for slow handlers that want no order.
-    slots: turns at once in an ordered stream; default: what the publisher can serve.
+    slots: turns at once in an ordered stream; default: as many as the publisher serves calls.
     concurrency: events at once in a queue stream.
     batch, batch_bytes: the most that one turn reads.
     max_attempts: tries before an event is dead, unless it has a limit of its own.

@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 _DIED = "its worker died while it published this event alone"
 _DUE_SECONDS = 0.1
+# Calls with so many events work rather than wait: half of them at once keep a destination busy, while the other half
+# of the turns read and settle.
+_MANY = 500
 _SETTLE_RETRY_SECONDS = (0.05, 1.0)
 
 
@@ -34,11 +37,14 @@ class Turns:
     breaker: Breaker
     rules: Rules
     max_bytes: int
-    give_up: asyncio.Event  # set when a settle must not be tried any longer
-    _destination: asyncio.Semaphore = field(init=False)
+    give_up: asyncio.Event  # set when the publisher is closed, and a settle must not be tried any longer
+    _calls: asyncio.Semaphore = field(init=False)
+    _large_calls: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
-        self._destination = asyncio.Semaphore(self.publisher.features.calls)
+        calls = self.publisher.features.calls
+        self._calls = asyncio.Semaphore(calls)
+        self._large_calls = asyncio.Semaphore(max(1, calls // 2))
 
     async def turn(self, shard: Shard) -> bool:
         """Whether there may be more to do."""
@@ -82,11 +88,15 @@ class Turns:
     async def _publish(self, shard: Shard, events: Sequence[Event]) -> Sequence[Outcome]:
         if not events:
             return ()
-        async with self._destination:
+        if len(events) < _MANY:
+            async with self._calls:
+                return await self._publish_now(shard, events)
+        async with self._large_calls, self._calls:
             return await self._publish_now(shard, events)
 
     async def _publish_now(self, shard: Shard, events: Sequence[Event]) -> Sequence[Outcome]:
-        if time.monotonic() > shard.publish_until:
+        # Either may have come while this turn waited for its place.
+        if self.give_up.is_set() or time.monotonic() > shard.publish_until:
             return [UNTRIED] * len(events)
         if shard.charge is not None and events[0].id == shard.charge:
             shard.charge = None

@@ -72,7 +72,7 @@ class KafkaPublisher:
         envelope: str | Envelope = "raw",
         headers: HeaderBuilder | None = None,
         source: str = "/pillarbox",
-        producers: int = 2,
+        producers: int = 4,
         strict_keys: bool = False,
         stuck_seconds: float = 30.0,
         connect_seconds: float = 5.0,
