@@ -250,8 +250,8 @@ class Shared(MemoryPublisher):
 class Gate:
     """A destination in memory that stops before each call until it is let through."""
 
-    def __init__(self, *, calls: int = 4) -> None:
-        self.features = PublisherFeatures(calls=calls)
+    def __init__(self, *, at_once: int = 4) -> None:
+        self.features = PublisherFeatures(calls=at_once)
         self.description = "gate"
         self.deliveries: list[Event] = []
         self.calls = 0

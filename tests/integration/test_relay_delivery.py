@@ -167,7 +167,7 @@ async def test_a_pause_stops_a_stream_that_is_busy(
 
 
 async def test_a_batch_is_limited_in_bytes(outbox: Outbox, store: Store) -> None:
-    to = Gate(calls=1)
+    to = Gate(at_once=1)
     key = key_of(0)
     events = numbered(key, 8)
     padded = [event._replace(payload=event.payload + b" " * 1000) for event in events]

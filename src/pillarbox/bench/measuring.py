@@ -128,7 +128,7 @@ class _Bench:
         self._witness = Witness(self._publisher, self._refused)
         self._stream = replace(stream, to=self._witness)
         calls = self._publisher.features.calls
-        # What the relay calls at once.
+        # The most that the relay calls at once.
         self._calls = stream.concurrency if stream.mode is Mode.QUEUE else min(stream.slots or calls, calls)
         self._figures = Figures(scale)
         self._round = ""
@@ -230,7 +230,7 @@ class _Bench:
             self._figures.drain_floor.append(await self._hand_over(list(self._witness.sizes)))
 
     async def _hand_over(self, sizes: Sequence[int]) -> float:
-        """Events per second, straight to the destination, in the batches that the relay made and as many at once."""
+        """Events per second, straight to the destination: the relay's batches, as many at once as it serves."""
         self._begin("handing over without a database")
         seconds = 0.0
         await _open(self._witness)

@@ -69,6 +69,7 @@ class PublisherContract:
         assert isinstance(publisher, Publisher)
         assert isinstance(publisher.features, PublisherFeatures)
         assert publisher.features.calls >= 1
+        assert publisher.features.first_batch >= 1
         assert publisher.description.strip()
 
     @pytest.mark.asyncio
