@@ -139,13 +139,24 @@ CREATE TABLE {sleeper} (
 )
 
 -- NOTIFY takes a lock of the whole cluster until the commit is flushed, so a writer notifies only while a relay sleeps.
--- As a trigger it serves every driver, and the writer still needs no right but INSERT.
-CREATE FUNCTION {wake}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $wake$
+-- As a trigger it serves every driver, and the writer still needs no right but INSERT. The function runs with the rights
+-- of its owner: it names its table with the schema, so that no temporary view of a caller can take the table's place.
+DO $create$
 BEGIN
-    PERFORM pg_notify('{channel}', stream) FROM {sleeper} WHERE stream IN (SELECT stream FROM added);
-    RETURN NULL;
+    EXECUTE format($function$
+        CREATE FUNCTION {wake}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+        SET search_path = pg_catalog, pg_temp AS $wake$
+        BEGIN
+            PERFORM pg_catalog.pg_notify('{channel}', stream) FROM %s WHERE stream IN (SELECT stream FROM added);
+            RETURN NULL;
+        END
+        $wake$
+    $function$, (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c
+        JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = '{sleeper}'::regclass));
 END
-$wake$
+$create$
+
+REVOKE ALL ON FUNCTION {wake}() FROM PUBLIC
 
 CREATE TRIGGER {wake_trigger} AFTER INSERT ON {event} REFERENCING NEW TABLE AS added
     FOR EACH STATEMENT EXECUTE FUNCTION {wake}()
