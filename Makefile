@@ -1,15 +1,27 @@
-# The one entry for people and CI. Each target works from a fresh clone: it makes its own environment in .venv.
+# The one entry point for people and CI. Each target works from a fresh clone: it makes its own environment in .venv.
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 STORE ?= postgres
 BROKER ?= kafka
 SECONDS ?= 60
-# Compiled once and not by each process of the tests, and out of the tree.
+BASE ?= HEAD
+# Bytecode is compiled once, not by each process of the tests, and stays out of the source tree.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
-.PHONY: help env demo example test quick check format docs servers bench figures prove long lock build clean
+CORES := $(shell nproc)
+
+QUICK := tests/unit tests/docs tests/proof/test_checker.py tests/proof/test_random_histories.py
+# For `matrix`, `lowest` and `coverage`: the quick suite and every other test that needs no server but these.
+# --servers skips the rest. The proof, the examples and the tests of the servers are left out: they repeat on more
+# databases what these tests cover.
+SERVERS := postgres,kafka
+SELECTION = $(QUICK) tests/conformance tests/writers tests/integration \
+	--servers=$(SERVERS) -m 'not long' -n $(CORES) --dist loadfile -q -rfE
+
+.PHONY: help env demo example test quick check format docs servers available matrix lowest coverage bench compare \
+	figures prove long lock build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,55 +29,73 @@ help: ## list the targets
 env:
 	@tools/env
 
-demo: ## see it work on SQLite, with nothing else installed
+demo: ## watch it work on SQLite; needs Python only
 	@tools/env check
 	@PYTHONPATH=src $${PYTHON:-python3} -m pillarbox demo
 
-example: env ## run an example against real servers, which it brings itself (NAME=wiki)
+example: env ## run an example on real servers, which it starts itself (NAME=wiki)
 	@$(PY) -m tests.examples $(NAME)
 
-test: env servers ## the whole suite against real servers, which it brings itself
+test: env available ## run the whole suite on real servers, which it starts itself
 	@$(PYTEST) -n 4 --dist loadfile -m 'not long'
 
-quick: env ## what runs in under a minute without servers
-	@$(PYTEST) -n 2 tests/unit tests/docs tests/proof/test_checker.py tests/proof/test_random_histories.py -k "not TestOnServers" -m "not long"
+quick: env ## run the tests that need no servers; takes about a minute
+	@$(PYTEST) -n 2 $(QUICK) -k "not TestOnServers" -m "not long"
 
-check: env ## format, lint, types, import layers, docs
+check: env ## check format, lint, types, import layers and docs
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 	@$(PY) -m sphinx --quiet --fail-on-warning --keep-going --nitpicky docs build/docs
 
-format: env ## format and mend what the linter can
+format: env ## format the code and fix what the linter can fix
 	@.venv/bin/ruff check --fix --quiet .
 	@.venv/bin/ruff format .
 
 docs: env ## build the documentation into build/docs
 	@$(PY) -m sphinx --fail-on-warning docs build/docs
 
-servers: env ## fetch every server that the tests use
-	@$(PY) -m tests.servers fetch
+servers: env ## download every server that the tests use; as root, install Debian packages too
+	@$(PY) -m servers fetch
 
-bench: env servers ## floor, ours, peers and ratios in ten minutes, into build/bench.json (ARGS=--all for all of it)
+# A contributor may lack a server, whose tests are then skipped. CI may not.
+available: env
+	@$(PY) -m servers fetch || [ "$$CI" != true ]
+
+matrix: env ## test on each installed Python from 3.11 on, with SQLite, PostgreSQL and Kafka (VERSIONS="3.12 3.13")
+	@$(PY) tools/matrix.py $(VERSIONS) -- $(SELECTION)
+
+lowest: env ## the same tests with the lowest allowed versions of the dependencies, on Python 3.11
+	@$(PY) tools/matrix.py --lowest -- $(SELECTION)
+
+coverage: env ## the same tests with coverage; lists the files with the least (SERVERS=postgres,kafka,mysql,mongo)
+	@$(PY) -m coverage erase
+	@$(PY) -m coverage run -m pytest $(SELECTION); code=$$?; \
+	$(PY) -m coverage combine --quiet && $(PY) -m coverage report && $(PY) -m coverage html --quiet; exit $$code
+
+bench: env servers ## measure us, a bare script and peers in ten minutes, into build/bench.json (ARGS=--all for every row)
 	@$(PY) -m benchmarks $(ARGS)
+
+compare: env ## measure this tree against another commit, in turn (BASE=HEAD ROWS="postgres-kafka add" ROUNDS=7)
+	@$(PY) -m benchmarks.compare $(BASE) $(if $(ROWS),--only $(ROWS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
 
 figures: env ## put the tables and plots of a benchmark into the documentation (FILE=build/bench.json)
 	@$(PY) -m benchmarks.plots $(FILE)
 
-prove: env servers ## break everything for a while and check each event (STORE= BROKER= SECONDS= SEED= ARGS=)
+prove: env servers ## break servers and relays for a while and check every event (STORE= BROKER= SECONDS= SEED= ARGS=)
 	@$(PY) -m proof run --store $(STORE) --broker $(BROKER) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-long: env servers ## tests that take minutes: three nodes of MongoDB, the proxy, servers that nothing needs yet
+long: env available ## run the tests that take minutes: three MongoDB nodes, the proxy, rarely used servers
 	@$(PYTEST) -n 2 --dist loadfile -m long
 
-lock: env ## resolve the locked versions anew (ARGS=--upgrade)
+lock: env ## resolve the locked versions again (ARGS=--upgrade)
 	@tools/lock $(ARGS)
 
-build: env ## wheel and sdist into dist/
+build: env ## build the wheel and the sdist into dist/
 	@$(PY) -m build --no-isolation --outdir dist
 
-clean: ## remove the environment and all that was built; the download cache stays
+clean: ## remove the environments and everything that was built; the download cache stays
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 .DEFAULT:

@@ -17,7 +17,7 @@ from benchmarks.failures import PeerFailedError, first_line
 from benchmarks.report import Row
 from benchmarks.rows import ALL_PEERS, DEFAULT_SECONDS, ROWS, chosen
 from benchmarks.scale import QUICK, Scale
-from tests.servers import MissingError
+from servers import MissingError
 
 FILE = Path("build/bench.json")
 PLOTS = Path("build/plots")
@@ -40,7 +40,7 @@ def scale_of(arguments: argparse.Namespace) -> Scale:
 
 
 class Run:
-    """Rows as they come; after each of them the file has all that there are."""
+    """Measures rows and writes the file after each of them."""
 
     def __init__(self, scale: Scale, limit_seconds: float | None, begun: float) -> None:
         self.rows: list[Row] = []
@@ -81,7 +81,7 @@ class Run:
             _left_out(name, first_line(error))
             return
         except Exception as error:
-            # The other rows are worth having, and the run says at its end that it failed.
+            # Measure the other rows; the run fails at its end.
             traceback.print_exception(error)
             print(f"failed    {name}: {first_line(error)}", flush=True)
             self.failed.append(name)
@@ -91,7 +91,7 @@ class Run:
             self.rows.append(dataclasses.replace(row, bar=entry.bar_of(row), extra={**row.extra, **took}))
 
     def _is_too_late(self, name: str) -> bool:
-        """By how long the rows before it took, on this machine."""
+        """Whether the row would end too late, at the pace of the rows before it."""
         if self._limit_seconds is None:
             return False
         pace = (time.monotonic() - self._measuring_since) / self._expected if self._expected else 1.0
@@ -110,7 +110,7 @@ def main() -> int:
     load, names = os.getloadavg()[0], chosen(arguments.only, arguments.all)
     is_default = arguments.only is None and not arguments.all
     run = Run(scale_of(arguments), DEFAULT_SECONDS if is_default else None, time.monotonic())
-    # As Ctrl-C, so that the servers are closed on the way out.
+    # End like Ctrl-C, so that the servers are closed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     interrupted = False
     try:
@@ -133,7 +133,7 @@ def main() -> int:
 
 
 def _finish(run: Run) -> None:
-    from benchmarks import plots  # matplotlib would take memory and time from what is measured
+    from benchmarks import plots  # imported late: matplotlib takes memory and time
 
     run.write()
     print(f"took      {run.seconds:.0f} s\n\n{report.table(run.rows)}\n")

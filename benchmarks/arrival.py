@@ -1,4 +1,4 @@
-"""How soon an event of a steady writer is at a consumer: by ours, by a producer alone, or by a peer that serves."""
+"""Latency from a steady writer to a consumer: through ours, through a producer alone, or through a peer."""
 
 import statistics
 import time
@@ -19,7 +19,7 @@ from benchmarks.scale import Scale
 from benchmarks.watch import Arrivals
 
 PER_SECOND = 200
-# A table in service holds what was published lately; an empty one would have plans of its own.
+# A table in service holds recently published events; an empty one would get other query plans.
 SETTLED = 100_000
 _WARM_UP_SECONDS = 1.0
 _LATEST_SECONDS = 30.0
@@ -27,17 +27,18 @@ _LATEST_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Side:
-    """One that publishes what is written while its block runs."""
+    """Publishes what is written while its block runs."""
 
     write: Callable[[str, float, int], dict[int, float]]
-    """To a topic, for so many seconds, from this number on: by number, the instant that counts from."""
+    """Write to a topic for some seconds, from this number on. Returns by number the instant from which latency
+    counts."""
     serving: Callable[[str], AbstractContextManager[None]]
 
 
 def committed(
     url: str, insert: str, values: Callable[[str, int], tuple[Any, ...]]
 ) -> Callable[[str, float, int], dict[int, float]]:
-    """The ``write`` of a side with an outbox: from the return of each commit."""
+    """The ``write`` of a side with an outbox: the instant at which each commit returned."""
 
     def write(topic: str, seconds: float, first: int) -> dict[int, float]:
         found = steady.write(url, insert, lambda number: values(topic, number), PER_SECOND, seconds, first)
@@ -61,7 +62,7 @@ def ours(bed: Bed, url: str) -> Side:
 
 
 def _bare(bed: Bed) -> Side:
-    """From the call of the producer."""
+    """The instants at which the producer was called."""
 
     def write(topic: str, seconds: float, first: int) -> dict[int, float]:
         found = steady.produce(bed.servers, topic, PER_SECOND, seconds, first)
@@ -71,7 +72,7 @@ def _bare(bed: Bed) -> Side:
 
 
 def measure(bed: Bed, side: Side, name: str, seconds: float) -> list[float]:
-    """Milliseconds until the consumer has each event."""
+    """The latency of each event at the consumer, in milliseconds."""
     topic = bed.topic(name)
     with Arrivals(bed.servers, topic) as arrivals, side.serving(topic):
         count = len(side.write(topic, _WARM_UP_SECONDS, 0))
@@ -83,12 +84,12 @@ def measure(bed: Bed, side: Side, name: str, seconds: float) -> list[float]:
                 raise RuntimeError(f"{missing} events did not come within {_LATEST_SECONDS:g} s")
             time.sleep(0.05)
     bed.drop_topic(topic)
-    # A consumer may have an event before the writer's own answer is back.
+    # A consumer may get an event before the writer gets the answer to its commit.
     return [1000 * max(0.0, arrivals.at[number] - at) for number, at in since.items()]
 
 
 def rounds(bed: Bed, scale: Scale, name: str, ours: Side, other: Side, against: str) -> list[Row]:
-    """The medians of the rounds, and in a row of their own the 99th percentiles."""
+    """One row with the medians of the rounds, and one with the 99th percentiles."""
 
     def once(each: str, side: Side) -> list[float]:
         with peer_side() if each == "peer" else nullcontext():
@@ -110,5 +111,5 @@ def rounds(bed: Bed, scale: Scale, name: str, ours: Side, other: Side, against: 
 
 
 def to_consumer(bed: Bed, scale: Scale) -> list[Row]:
-    """From commit to consumer, against a producer alone."""
+    """Latency from commit to consumer, against a producer alone."""
     return rounds(bed, scale, "postgres-to-consumer", ours(bed, bed.url), _bare(bed), "floor")

@@ -1,4 +1,4 @@
-"""The rows that measure what a long backlog costs: speed, and memory."""
+"""Rows: speed and memory with a long backlog."""
 
 import asyncio
 
@@ -15,10 +15,10 @@ _PARTS = 4
 
 
 def _many_waiting(bed: Bed, scale: Scale, name: str, url: str, count: int) -> Row:
-    """The first part of a long backlog, against as many events in short ones; in batches that a short one fills."""
+    """The first part of a long backlog, against as many events in short backlogs. Short ones fill the batches too."""
     drains = Drains(bed, name)
     few, batch = scale.few_waiting, scale.few_waiting // SHARDS // 3
-    # So many more that the last round still has all of them waiting, and the row of the memory too.
+    # Enough that `count` events still wait in the last round, and in the row of the memory.
     fill(url, count + scale.rounds * (few * _PARTS + _for_memory(scale)), prefix="million")
     ours, floor = in_turn(
         scale.rounds,
@@ -54,11 +54,11 @@ def _for_memory(scale: Scale) -> int:
 
 
 def memory(bed: Bed, scale: Scale) -> Row:
-    """The most memory that a relay takes with a long backlog before it."""
+    """The highest memory use of a relay with a long backlog."""
     drains = Drains(bed, "postgres-memory")
     events = _for_memory(scale)
     wanted = scale.waiting + scale.rounds * events
-    # What a row before this one left is as good, and takes long to load.
+    # Use the backlog that an earlier row left: loading takes long.
     if asyncio.run(waiting(bed.url, "million")) < wanted:
         fill(bed.url, wanted, prefix="million")
     found = [drains.run("ours", events, prefix="million")["peak_mb"] for _ in range(scale.rounds)]

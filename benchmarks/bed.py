@@ -1,4 +1,4 @@
-"""The servers that a run measures on, and the folder that its processes work in."""
+"""The servers of a run, and the folder in which its processes work."""
 
 import asyncio
 import sys
@@ -15,28 +15,28 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from pillarbox.stores._mysql_url import connect_settings
-from tests.servers import Kafka, MariaDB, Mongo, MySQL, Postgres, start_all
-from tests.servers.process import drop_folder, make_folder
+from pillarbox.stores.mysql.url import connect_settings
+from servers import Kafka, MariaDB, Mongo, MySQL, Postgres, start_all
+from servers.process import drop_folder, make_folder
 
 S = TypeVar("S", MySQL, MariaDB)
 
 PARTITIONS = 8
-# fsync and full_page_writes stay on. Vacuum runs when a table was loaded, and checkpoints before a round: in the middle
-# of one they would hit one side of a pair only.
+# fsync and full_page_writes stay on. Vacuum runs after loading, checkpoints run before a round: during a round they
+# would slow down only one side of a pair.
 POSTGRES_SETTINGS = {
     "autovacuum": "off",
     "max_wal_size": "8GB",
     "checkpoint_timeout": "1h",
     "shared_buffers": "256MB",
 }
-# innodb_flush_log_at_trx_commit stays 1. The pool holds the longest backlog: MariaDB reads past the system's cache,
-# which the other servers have behind their own.
+# innodb_flush_log_at_trx_commit stays 1. The buffer pool holds the longest backlog, because MariaDB does not use the
+# file cache of the system as the other servers do.
 MYSQL_SETTINGS = {"innodb_buffer_pool_size": "2G", "innodb_log_file_size": "1G"}
 
 
 class BenchMongo(Mongo):
-    """With room for the longest backlog, and for the changes of a whole round."""
+    """MongoDB with room for the longest backlog and for the changes of a whole round."""
 
     def __init__(self) -> None:
         super().__init__(cache_gb=2, oplog_mb=4096)
@@ -47,7 +47,7 @@ class BenchMongo(Mongo):
 
 
 class Bed:
-    """PostgreSQL and Kafka of this run's own, and MySQL and MariaDB when a row asks; all end with it."""
+    """The servers of this run: PostgreSQL and Kafka, and others when a row asks for them. All end with the run."""
 
     def __init__(self) -> None:
         self.postgres = Postgres(settings=POSTGRES_SETTINGS)
@@ -57,7 +57,7 @@ class Bed:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            # In the care of the servers' sweeper, which ends what works in there when this process is killed.
+            # If this process is killed, the sweeper of the servers ends the processes that work in this folder.
             self.folder = make_folder("bench")
             stack.callback(drop_folder, self.folder)
             start_all([self.postgres, self.kafka])
@@ -79,7 +79,7 @@ class Bed:
 
     @property
     def url(self) -> str:
-        """The database of the outboxes; questions of the harness about it go through the other one."""
+        """The database of the outboxes. The harness asks its questions in the other database."""
         return _bench(self.postgres)
 
     @property
@@ -88,8 +88,8 @@ class Bed:
 
     @cached_property
     def logical_url(self) -> str:
-        """The database of a second PostgreSQL, which also logs what logical decoding needs."""
-        # A backlog is one transaction, which logical decoding would otherwise put on disk first.
+        """The database of a second PostgreSQL, with logical decoding."""
+        # A backlog is one transaction; with less memory logical decoding would write it to disk first.
         settings = {**POSTGRES_SETTINGS, "wal_level": "logical", "logical_decoding_work_mem": "512MB"}
         server = Postgres(settings=settings)
         server.start()
@@ -137,7 +137,7 @@ class Bed:
         self._admin.delete_topics([name])[name].result(30)
 
     def messages(self, topic: str) -> int:
-        """How many a topic has; nothing is ever deleted from it while it is measured."""
+        """The number of messages in a topic. Nothing is deleted while it is measured."""
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "bench"})
         try:
             places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
@@ -146,7 +146,7 @@ class Bed:
             consumer.close()
 
     async def question(self, query: str) -> Any:
-        """Asked in the other database, so that it does not count among the transactions of this one."""
+        """Ask in the other database, so that the question is not counted in the measured one."""
         connection = await asyncpg.connect(self.postgres.url)
         try:
             return await connection.fetchval(query)
@@ -167,5 +167,5 @@ async def _create_database(server: Postgres) -> None:
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Print a line about the progress."""
     print(line, file=sys.stderr, flush=True)

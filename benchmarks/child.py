@@ -1,4 +1,4 @@
-"""Processes that are measured: each has an interpreter to itself, as it would in service."""
+"""Measured processes: each has its own interpreter, as in service."""
 
 import json
 import os
@@ -16,11 +16,10 @@ class ChildFailedError(Exception):
 
 
 class Child:
-    """`python -m benchmarks.<module>`: it gets its settings as a line of JSON and answers in such lines.
+    """`python -m benchmarks.<module>`: it gets its settings as a line of JSON and answers with such lines.
 
-    It starts at once, and without settings waits until it is told some. The end of its input tells it to stop, so that
-    it ends with this process too. ``python`` is the interpreter of another environment, which sees this checkout and
-    nothing of ours that is installed.
+    It starts at once and waits for its settings. It stops when its input ends, and so also when this process ends.
+    python: the interpreter of another environment. It sees this checkout, but no installed package of ours.
     """
 
     def __init__(self, module: str, settings: dict[str, Any] | None, folder: Path, python: Path | None = None) -> None:
@@ -34,7 +33,7 @@ class Child:
             cwd=folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             text=True,
-            # Ctrl-C is for the harness, which ends its children.
+            # Ctrl-C goes to the harness only, which ends its children.
             start_new_session=True,
         )
         if settings is not None:
@@ -50,7 +49,7 @@ class Child:
         return self._process.pid
 
     def answer(self) -> dict[str, Any]:
-        """The next line of the child."""
+        """Wait for the next line of the child."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -59,7 +58,7 @@ class Child:
         return found
 
     def finish(self) -> dict[str, Any]:
-        """Tell it to stop, and its last line."""
+        """Tell it to stop, and return its last line."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self.answer()
@@ -82,11 +81,11 @@ class Child:
 
 
 def settings_from_parent() -> dict[str, Any]:
-    """The child's side: what it was told."""
+    """For the child: its settings."""
     found: dict[str, Any] = json.loads(sys.stdin.readline())
     return found
 
 
 def answer(found: dict[str, Any]) -> None:
-    """The child's side: one line."""
+    """For the child: answer with one line."""
     print(json.dumps(found), flush=True)

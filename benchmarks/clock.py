@@ -1,4 +1,4 @@
-"""What a measured process notes about itself."""
+"""The clock of a measured process."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Clock:
-    """From the first read of a drain to the settle that brings it to its last event."""
+    """Measures drains: from the first read to the settle of the last event."""
 
     def __init__(self, events: int) -> None:
         self.events = events  # of one drain
@@ -34,7 +34,7 @@ class Clock:
             self.done.set()
 
     def again(self) -> None:
-        """One more drain of as many events."""
+        """Measure one more drain of as many events."""
         self._goal = self.settled + self.events
         self.done.clear()
 
@@ -49,6 +49,6 @@ class Clock:
 
 
 def peak_memory_mb() -> float:
-    """Of this program alone: the operating system's own maximum for a process begins with that of its parent."""
+    """The peak of this program alone. ``getrusage`` would start with the peak of the parent process."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024

@@ -1,4 +1,4 @@
-"""The rows that measure how fast a backlog is published."""
+"""Rows: how fast a backlog is published."""
 
 import statistics
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from benchmarks.load_events import SHARDS
 from benchmarks.report import Row
 from benchmarks.rounds import in_turn
 from benchmarks.scale import Scale
-from tests.servers import Server
+from servers import Server
 
 SLOTS = 4
 BATCH = 2000
-# What a turn of ours reads at most: the bare loop of large payloads takes as much.
+# The limit of one turn of ours; the bare loop reads as much.
 BATCH_BYTES = 4_000_000
 
 
 class Drains:
-    """Runs drains in processes of their own, and checks that each event went to the broker once."""
+    """Runs drains in their own processes, and checks that each event reached the broker once."""
 
     def __init__(self, bed: Bed, name: str) -> None:
         self._bed = bed
@@ -38,9 +38,11 @@ class Drains:
         strict: bool = True,
         **settings: Any,
     ) -> dict[str, Any]:
-        """One measured process; the answer of :class:`benchmarks.clock.Clock`, and how many messages came of it. The
-        load is made while the process gets ready. ``strict`` is for ours: a peer may send more than it settles, and is
-        not stopped for it."""
+        """Run one measured process. Returns the report of its clock, and the number of messages that arrived.
+
+        load: fills the outbox while the process starts. strict: more messages than settled events are an error; a peer
+        may send more.
+        """
         told: dict[str, Any] = {
             "servers": self._bed.servers,
             "topic": self._topic,
@@ -58,7 +60,7 @@ class Drains:
                 load()
             child.tell(told)
             found = child.answer()
-        # Handlers count their own calls.
+        # Handlers count their calls.
         found["messages"] = found["handled"] if "handled" in found else self._new_messages()
         if found["messages"] < found["settled"] or (strict and found["messages"] > found["settled"]):
             raise RuntimeError(f"{module} settled {found['settled']} events, the other end has {found['messages']}")
@@ -109,7 +111,7 @@ def _against_bare(
 
 
 def warm_up(bed: Bed, scale: Scale) -> None:
-    """Neither side may be the one that meets servers that just started."""
+    """Warm up the servers, so that they slow down neither side."""
     drains = Drains(bed, "warm-up")
     for module in ("floor_postgres", "ours", "floor_postgres"):
         drains.run(module, scale.events, lambda: fill_postgres(bed.url, scale.events))
@@ -134,7 +136,7 @@ def postgres_deleted(bed: Bed, scale: Scale) -> Row:
 
 
 def handlers(bed: Bed, scale: Scale) -> Row:
-    """Ordered, rows kept, to a function of the same process that does nothing."""
+    """Ordered, rows kept, to a handler that does nothing."""
     return _against_bare(
         bed,
         scale,
@@ -181,7 +183,7 @@ def sqlite(bed: Bed, scale: Scale) -> Row:
 
 
 def _other_server(bed: Bed, scale: Scale, name: str, bare: str, url: str) -> Row:
-    # Neither side may be the one that meets a server that just started.
+    # Warm up the server, so that it slows down neither side.
     warm = Drains(bed, f"{name}-warm-up")
     warm.run(bare, scale.events // 2, lambda: fill(url, scale.events // 2), url=url)
     warm.close()
@@ -209,7 +211,7 @@ def mongo(bed: Bed, scale: Scale) -> Row:
 
 
 def mongo_one_at_a_time(bed: Bed, scale: Scale) -> Row:
-    """Against a loop that claims, sends and marks the oldest event."""
+    """Against a loop that claims, sends and marks one event at a time."""
     drains = Drains(bed, "mongo-one-at-a-time")
     url, events = bed.mongo.url, scale.events // 2
     ours, floor = in_turn(
@@ -222,7 +224,7 @@ def mongo_one_at_a_time(bed: Bed, scale: Scale) -> Row:
 
 
 def hot_key(bed: Bed, scale: Scale) -> Row:
-    """The other keys while one with many held events is set aside, against the same without it."""
+    """The other keys beside one held key with many events, against the same without that key."""
     drains = Drains(bed, "postgres-hot-key")
     events = scale.events // 2
     ours, floor = in_turn(

@@ -1,4 +1,4 @@
-"""Whose failure it is: a peer's costs its own row, ours is one of the run."""
+"""Failures: one of a peer costs its own row, one of ours fails the run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ class PeerFailedError(Exception):
 
 @contextmanager
 def peer_side() -> Iterator[None]:
-    """Around what only the peer does."""
+    """Errors inside this block are the peer's."""
     try:
         yield
     except Exception as error:
@@ -18,6 +18,6 @@ def peer_side() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What is said of an error in one line."""
+    """An error in one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

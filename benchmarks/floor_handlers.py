@@ -1,4 +1,4 @@
-"""A bare loop that awaits a function for each event: the reads, fences and settles of the bare drain to Kafka."""
+"""A bare loop that awaits a function for each event, with the reads and settles of the bare drain to Kafka."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from benchmarks.handled import Handled
 
 
 class HandlersFloor(Floor[Handled]):
-    """One function for all slots."""
+    """A floor with one function for all slots."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings)

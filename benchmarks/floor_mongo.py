@@ -1,7 +1,6 @@
-"""A bare drain with PyMongo and confluent-kafka: ours without the library, and as fast as we can write it.
+"""A bare drain with PyMongo and confluent-kafka: the relay's work without the library, as fast as we can write it.
 
-The collections, the shards, the slots, the batches and the fences are ours, and so are the concerns: what is read is at
-one instant, what is settled is there to stay.
+Collections, shards, slots, batches, fences and concerns are those of the store: snapshot reads, majority writes.
 """
 
 import asyncio
@@ -9,6 +8,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient, WriteConcern
 from pymongo.read_concern import ReadConcern
 
@@ -23,7 +23,7 @@ _SNAPSHOT, _MAJORITY = ReadConcern("snapshot"), WriteConcern("majority")
 
 
 class Floor:
-    """Slots that take shards from one queue, as the relay's do."""
+    """Slots that take shards from one queue, as in the relay."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -35,7 +35,7 @@ class Floor:
         producers = [
             BareProducer(self.settings["servers"], self.settings["topic"]) for _ in range(self.settings["slots"])
         ]
-        # Ids stay bytes, which is faster than the driver's own conversion.
+        # Ids stay bytes: faster than the driver's conversion.
         async with AsyncMongoClient[dict[str, Any]](self.settings["url"], tz_aware=True) as client:
             prefix = self.settings["prefix"]
             database = client.get_default_database(write_concern=_MAJORITY, read_concern=ReadConcern("majority"))
@@ -59,25 +59,40 @@ class Floor:
                 continue
             if await self.leases.find_one(fence, {"_id": 1}) is None:
                 raise RuntimeError("the lease is lost")
-            names = [row["_id"].hex() for row in rows]
+            names = [row["_id"]["id"].hex() for row in rows]
             sent = [
                 (f"{i[:8]}-{i[8:12]}-{i[12:16]}-{i[16:20]}-{i[20:]}", row["key"], row["created_at"], row["payload"])
                 for i, row in zip(names, rows, strict=True)
             ]
             await loop.run_in_executor(self.threads, producer.send, sent)
-            await self._settle(fence, [row["_id"] for row in rows])
+            await self._settle(fence, [row["_id"]["id"] for row in rows])
             self.clock.settle(len(rows))
             if len(rows) == batch:
                 self.shards.append(shard)
 
-    async def _settle(self, fence: dict[str, Any], ids: list[Any]) -> None:
+    async def _settle(self, fence: dict[str, Any], ids: list[bytes]) -> None:
         async with self.client.start_session() as session:
             await session.start_transaction(_SNAPSHOT, _MAJORITY)
             held = await self.leases.update_one(fence, {"$inc": {"turns": 1}}, session=session)
             if not held.matched_count:
                 raise RuntimeError("the lease is lost")
-            await self.events.update_many({"_id": {"$in": ids}, "status": "pending"}, _PUBLISHED, session=session)
+            await self.events.update_many({"_id": _among(ids), "status": "pending"}, _PUBLISHED, session=session)
             await session.commit_transaction()
+
+
+def _among(ids: list[bytes]) -> RawBSONDocument:
+    """The condition ``$in`` in bytes, as in the store: the driver is slow with many small documents."""
+    stream = b"\x02stream\0" + _size(len(_STREAM) + 1) + _STREAM.encode() + b"\0"
+    before = b"\x05id\0" + _size(16) + b"\x04"
+    size = _size(4 + len(before) + 16 + len(stream) + 1)
+    each = [b"\x03%d\0" % place + size + before + i + stream + b"\0" for place, i in enumerate(ids)]
+    array = b"".join(each)
+    body = b"\x04$in\0" + _size(4 + len(array) + 1) + array + b"\0"
+    return RawBSONDocument(_size(4 + len(body) + 1) + body + b"\0")
+
+
+def _size(number: int) -> bytes:
+    return number.to_bytes(4, "little")
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""A bare drain with asyncmy and confluent-kafka: ours without the library, and as fast as we can write it.
+"""A bare drain with asyncmy and confluent-kafka: the relay's work without the library, as fast as we can write it.
 
-The table, the shards, the slots, the batches and the fences are ours, and so is the settle in one round trip.
+Table, shards, slots, batches, fences and the settle in one round trip are those of the store.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from asyncmy.constants.CLIENT import MULTI_STATEMENTS
 from benchmarks.child import answer, settings_from_parent
 from benchmarks.clock import Clock
 from benchmarks.wire import BareProducer
-from pillarbox.stores._mysql_url import connect_settings
+from pillarbox.stores.mysql.url import connect_settings
 
 _OWNER, _TOKEN, _STREAM = "floor", 1, "default"
 _LEASE = f"""INSERT INTO {{p}}_lease (stream, shard, owner, token, lease_until)
@@ -29,11 +29,12 @@ _READ = f"""SELECT id, `key`, created_at, payload FROM {{p}}_event FORCE INDEX (
     ORDER BY seq LIMIT {{batch}}"""
 _SETTLE = f"""BEGIN; SET @held = (SELECT count(*) {_FENCE} LOCK IN SHARE MODE);
     UPDATE {{p}}_event FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6),
-    attempts = attempts + 1 WHERE id IN ({{ids}}) AND status = 'pending' AND @held = 1; COMMIT; SELECT @held"""
+    attempts = attempts + 1
+    WHERE id IN ({{ids}}) AND stream = '{_STREAM}' AND status = 'pending' AND @held = 1; COMMIT; SELECT @held"""
 
 
 class Floor:
-    """Slots that take shards from one queue, as the relay's do."""
+    """Slots that take shards from one queue, as in the relay."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -71,7 +72,7 @@ class Floor:
             if not rows:
                 continue
             names = [row[0].hex() for row in rows]
-            # The same header bytes as ours: an id with its dashes, an instant with its zone.
+            # The same header bytes as ours: ids with dashes, instants with a zone.
             sent = [
                 (f"{i[:8]}-{i[8:12]}-{i[12:16]}-{i[16:20]}-{i[20:]}", row[1], row[2].replace(tzinfo=UTC), row[3])
                 for i, row in zip(names, rows, strict=True)

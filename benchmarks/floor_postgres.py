@@ -1,7 +1,7 @@
-"""A bare drain with asyncpg and confluent-kafka: ours without the library, and as fast as we can write it.
+"""A bare drain with asyncpg and confluent-kafka: the relay's work without the library, as fast as we can write it.
 
-The table, the shards, the slots, the batches and the fences are ours; ramping up, retries, keys set aside, byte limits,
-renewal and all that a relay needs on a bad day are left out.
+Table, shards, slots, batches and fences are those of the store. It has no growing batches, retries, held keys, byte
+limits or renewals.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _READ = """SELECT id, key, created_at, payload FROM {p}_event
 _GUARD = """WITH guard AS MATERIALIZED (SELECT 1 FROM {p}_lease WHERE stream = $1 AND shard = $2
     AND token = $3 AND owner = $4 FOR SHARE) """
 _MARK = "UPDATE {p}_event SET status = 'published', published_at = now(), attempts = attempts + 1 "
-_WHERE = "WHERE id = ANY($5) AND status = 'pending' AND EXISTS (SELECT 1 FROM guard)"
+_WHERE = "WHERE id = ANY($5) AND stream = $1 AND status = 'pending' AND EXISTS (SELECT 1 FROM guard)"
 _DELETE = "DELETE FROM {p}_event "
 
 
@@ -35,7 +35,7 @@ D = TypeVar("D")
 
 
 class Floor(ABC, Generic[D]):
-    """Slots that take shards from one queue, as the relay's do, each with a connection and a destination."""
+    """Slots that take shards from one queue, as in the relay. Each has a connection and a destination."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -47,11 +47,11 @@ class Floor(ABC, Generic[D]):
 
     @abstractmethod
     def destination(self) -> D:
-        """Of one slot."""
+        """The destination of one slot."""
 
     @abstractmethod
     async def send(self, destination: D, rows: list[Any]) -> None:
-        """Returns when all are confirmed."""
+        """Send these rows; returns when all are confirmed."""
 
     async def run(self) -> None:
         settings = self.settings
@@ -80,7 +80,7 @@ class Floor(ABC, Generic[D]):
 
 
 class KafkaFloor(Floor[BareProducer]):
-    """A producer and a thread for each slot."""
+    """A floor with a producer and a thread for each slot."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings)

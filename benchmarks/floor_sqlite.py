@@ -1,4 +1,4 @@
-"""A bare drain with sqlite3 and confluent-kafka: ours without the library, and as fast as we can write it."""
+"""A bare drain with sqlite3 and confluent-kafka: the relay's work without the library, as fast as we can write it."""
 
 import asyncio
 import json
@@ -20,11 +20,11 @@ _FENCE = "SELECT 1 FROM outbox_lease WHERE stream = ? AND shard = ? AND token = 
 _READ = f"""SELECT id, key, created_at, payload FROM outbox_event INDEXED BY outbox_ready
     WHERE stream = ? AND shard = ? AND status = 'pending' AND EXISTS ({_FENCE}) ORDER BY seq LIMIT ?"""
 _MARK = """UPDATE outbox_event SET status = 'published', published_at = strftime('%Y-%m-%d %H:%M:%f', 'now'),
-    attempts = attempts + 1 WHERE id IN (SELECT value FROM json_each(?)) AND status = 'pending'"""
+    attempts = attempts + 1 WHERE id IN (SELECT value FROM json_each(?)) AND stream = ? AND status = 'pending'"""
 
 
 class Floor:
-    """Slots are threads; the one connection serves them in turn, as SQLite has one writer anyway."""
+    """Slots are threads. They share one connection, because SQLite has one writer anyway."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -68,12 +68,12 @@ class Floor:
         self.connection.execute("BEGIN IMMEDIATE")
         if not self.connection.execute(_FENCE, fence).fetchall():
             raise RuntimeError("the lease is lost")
-        self.connection.execute(_MARK, (ids,))
+        self.connection.execute(_MARK, (ids, _STREAM))
         self.connection.execute("COMMIT")
 
 
 def _instant(text: str) -> datetime:
-    # The same header bytes as ours, which names the zone.
+    # The same header bytes as ours: instants with a zone.
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 

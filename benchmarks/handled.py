@@ -1,8 +1,8 @@
-"""The handler of both sides: it does nothing, and is counted."""
+"""The handler of both sides: it only counts its calls."""
 
 
 class Handled:
-    """Success is to return None."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.count = 0

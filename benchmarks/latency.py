@@ -1,4 +1,4 @@
-"""The rows that measure how soon an event is at the broker, and the one that measures a relay with nothing to do."""
+"""Rows: latency to the broker, and the cost of an idle relay."""
 
 import asyncio
 import statistics
@@ -28,7 +28,7 @@ def _serve(bed: Bed, topic: str) -> Child:
 
 
 def _through_relay(bed: Bed, topic: str, rate: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Milliseconds from the begin of the transaction, and from the return of its commit, to the acknowledgement."""
+    """Milliseconds until the acknowledgement: from the start of the transaction, and from the end of its commit."""
     ids: dict[int, str] = {}
 
     def values(number: int) -> tuple[Any, ...]:
@@ -41,7 +41,7 @@ def _through_relay(bed: Bed, topic: str, rate: int, seconds: float) -> tuple[lis
         steady.write(bed.url, steady.INSERT, steady.ours, rate, _WARM_UP_SECONDS)
         written = steady.write(bed.url, steady.INSERT, values, rate, seconds)
         time.sleep(0.5)
-        # Both processes read the one monotonic clock of the machine.
+        # Both processes read the same monotonic clock of the machine.
         acknowledged: dict[str, float] = child.finish()["acknowledged_at"]
     begun = [1000 * (acknowledged[ids[number]] - at) for number, (at, _) in written.items()]
     committed = [1000 * (acknowledged[ids[number]] - at) for number, (_, at) in written.items()]
@@ -49,7 +49,7 @@ def _through_relay(bed: Bed, topic: str, rate: int, seconds: float) -> tuple[lis
 
 
 def _bare(bed: Bed, topic: str, rate: int, seconds: float) -> list[tuple[float, float]]:
-    """Milliseconds of a commit alone and of a produce alone, at the same pace and in pairs."""
+    """Milliseconds of a commit alone and of a produce alone, in pairs and at the same rate."""
     written = steady.write(bed.url, steady.INSERT, steady.ours, rate, seconds)
     produced = steady.produce(bed.servers, topic, rate, seconds)
     both = [(written[number], produced[number]) for number in written]
@@ -57,7 +57,7 @@ def _bare(bed: Bed, topic: str, rate: int, seconds: float) -> list[tuple[float, 
 
 
 def latency(rate: int, bed: Bed, scale: Scale) -> Row:
-    """From the begin of a transaction of one event to the broker's acknowledgement of it."""
+    """Latency from the start of a transaction with one event to the broker's acknowledgement."""
     name = f"postgres-latency-{rate}"
     topic = bed.topic(name)
     medians: dict[str, list[float]] = {"ours": [], "floor": [], "commit": [], "produce": []}
@@ -89,7 +89,7 @@ LATENCIES = {f"postgres-latency-{rate}": partial(latency, rate) for rate in RATE
 
 
 def idle(bed: Bed, scale: Scale) -> list[Row]:
-    """What a relay costs while nothing happens: of a core, and of the database."""
+    """The CPU and the transactions of an idle relay."""
     topic = bed.topic("postgres-idle")
     fill_postgres(bed.url, 0, settled=SETTLED)
     count = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'bench'"
@@ -97,7 +97,7 @@ def idle(bed: Bed, scale: Scale) -> list[Row]:
     with _serve(bed, topic) as child:
         child.answer()
         process = psutil.Process(child.pid)
-        time.sleep(4)  # until it sleeps as long as it ever does
+        time.sleep(4)  # until its pauses have grown to their limit
         for _ in range(scale.rounds):
             before, used, since = asyncio.run(bed.question(count)), process.cpu_times(), time.monotonic()
             time.sleep(scale.idle_seconds)

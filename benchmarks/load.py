@@ -1,4 +1,4 @@
-"""Backlogs: outboxes in the state that a row begins with, the same for both sides of a pair."""
+"""Backlogs: outboxes in the state with which a row starts, the same for both sides of a pair."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ from pillarbox.stores.sqlite import SqliteStore
 
 
 def _insert(text: str) -> str:
-    """``text``: the SQL of a payload, of an event's number n."""
+    """``text``: the SQL of the payload of event n."""
     return f"""INSERT INTO {{p}}_event ({COLUMNS})
         SELECT uuidv7(), 'default', 'default', '', 'order.created', 'order', key, key,
             (crc32(convert_to(key, 'UTF8')) & 2147483647)::int, convert_to({text}, 'UTF8'),
@@ -37,24 +37,24 @@ _HOT_EVENTS = f"""INSERT INTO {{p}}_event ({COLUMNS})
     SELECT uuidv7(), 'default', 'default', '', 'order.created', 'order', $2::text, $2, $3, $4::bytea,
         'application/json', CASE WHEN n = 1 THEN 'failed' ELSE 'held' END
     FROM generate_series(1, $1::int) AS n"""
-_HOT_ROW = """INSERT INTO {p}_blocked_key (stream, shard, key, mode, next_attempt_at)
-    VALUES ('default', $1, $2, 'retry', now() + interval '1 day')"""
+_HOT_ROW = """INSERT INTO {p}_held_key (stream, shard, key, mode, next_attempt_at)
+    VALUES ('default', $1, $2, 'retrying', now() + interval '1 day')"""
 _WAITING = "SELECT count(*) FROM {p}_event WHERE status = 'pending'"
 _SQLITE = f"INSERT INTO outbox_event ({COLUMNS}) VALUES ({', '.join('?' * len(COLUMNS.split(',')))})"
 
 
 async def add_events(connection: Any, prefix: str, events: int, size: int = PAYLOAD_BYTES) -> None:
-    """More events, in one statement."""
+    """Add events in one statement."""
     if size == PAYLOAD_BYTES:
         await connection.execute(_POSTGRES.format(p=prefix), events)
     else:
-        # PostgreSQL compresses large values: what it finds nothing to save in is stored at its full size.
+        # PostgreSQL compresses large values, but not random ones.
         text = base64.b64encode(Random(size).randbytes(size)).decode()
         await connection.execute(_LARGE.format(p=prefix), events, text, size)
 
 
 async def waiting(url: str, prefix: str) -> int:
-    """How many events wait in PostgreSQL; 0 where there is no such outbox."""
+    """The number of pending events in PostgreSQL; 0 if there is no such outbox."""
     connection = await asyncpg.connect(url)
     try:
         if await connection.fetchval("SELECT to_regclass($1)", f"{prefix}_event") is None:
@@ -65,7 +65,7 @@ async def waiting(url: str, prefix: str) -> int:
 
 
 async def add_more(url: str, prefix: str, events: int) -> None:
-    """More events, in whichever database the URL names."""
+    """Add events, in any database."""
     if url.startswith("mysql:"):
         await add_mysql(url, prefix, events)
         return
@@ -80,7 +80,7 @@ async def add_more(url: str, prefix: str, events: int) -> None:
 
 
 def fill(url: str, events: int, *, prefix: str = "outbox") -> None:
-    """An outbox with so many pending events and nothing else, in whichever database the URL names."""
+    """Make an outbox with so many pending events and nothing else, in any database."""
     if url.startswith("mysql:"):
         asyncio.run(fill_mysql(url, prefix, events))
     elif url.startswith("mongodb:"):
@@ -95,7 +95,7 @@ async def _fill(url: str, prefix: str, events: int, held: int, settled: int, siz
     await store.close()
     connection = await asyncpg.connect(url)
     try:
-        tables = ", ".join(f"{prefix}_{name}" for name in ("event", "lease", "worker", "blocked_key", "sleeper"))
+        tables = ", ".join(f"{prefix}_{name}" for name in ("event", "lease", "worker", "held_key", "sleeper"))
         await connection.execute(f"TRUNCATE {tables} RESTART IDENTITY")
         if held:
             number = key_hash(UUID(int=0), HOT_KEY)
@@ -118,19 +118,21 @@ async def _check(connection: Any, prefix: str, size: int) -> None:
         f"SELECT key, key_hash, payload FROM {prefix}_event WHERE status = 'pending' LIMIT 1"
     )
     if row["key_hash"] != key_hash(UUID(int=0), row["key"]) or len(row["payload"]) != size:
-        raise RuntimeError("the loader's SQL does not make the events that pillarbox would write")
+        raise RuntimeError("the loader's events differ from those that pillarbox would write")
 
 
 def fill_postgres(
     url: str, events: int, *, prefix: str = "outbox", held: int = 0, settled: int = 0, size: int = PAYLOAD_BYTES
 ) -> None:
-    """An outbox with so many pending events with payloads of this size, so many held behind one key and so many
-    published ones that are kept; whatever was in it is gone."""
+    """Make a new outbox.
+
+    events: pending ones, with payloads of ``size`` bytes. held: events of one held key. settled: published ones.
+    """
     asyncio.run(_fill(url, prefix, events, held, settled, size))
 
 
 def fill_sqlite(path: Path, events: int) -> None:
-    """The same in a new file."""
+    """Make a new file with so many pending events."""
     for old in path.parent.glob(f"{path.name}*"):
         old.unlink()
     asyncio.run(_migrate_sqlite(path))

@@ -1,8 +1,8 @@
-"""What the events of a backlog are like, on every database."""
+"""The events of a backlog, on every database."""
 
 SHARDS = 16
 PAYLOAD_BYTES = 250
-# Many, so that no key stands out; far fewer than events, so that most batches hold several of one.
+# Many keys, so that none stands out; far fewer than events, so that batches hold several events of a key.
 KEYS = 50_000
 HOT_KEY = "order-hot"
 
@@ -10,5 +10,5 @@ COLUMNS = "id, stream, tenant, topic, type, aggregate_type, aggregate_id, key, k
 
 
 def payload(number: int) -> bytes:
-    """One of the right size."""
+    """The payload of one event."""
     return b'{"number":%d,"text":"' % number + b"x" * (PAYLOAD_BYTES - 21 - len(str(number))) + b'"}'

@@ -6,15 +6,15 @@ from pymongo import AsyncMongoClient
 
 from benchmarks.load_events import KEYS, SHARDS, payload
 from pillarbox.conformance.events import make_event
+from pillarbox.mongo.documents import to_document
 from pillarbox.stores.mongo import MongoStore
-from pillarbox.stores.mongo.documents import to_document
 
 _CHUNK = 10_000
 
 
 async def add_mongo(url: str, prefix: str, events: int) -> None:
-    """More events, as the writer writes them."""
-    # Not waiting for the journal at every step: the last one waits for all of them.
+    """Add events as the writer does."""
+    # Only the last insert waits for the journal, and with it for all of them.
     async with AsyncMongoClient[dict[str, Any]](url, uuidRepresentation="standard", w=1, journal=False) as client:
         collection = client.get_default_database()[f"{prefix}_event"]
         for first in range(0, events, _CHUNK):
@@ -37,7 +37,7 @@ def _document(number: int) -> dict[str, Any]:
 
 
 async def fill_mongo(url: str, prefix: str, events: int) -> None:
-    """An outbox with so many pending events, made anew."""
+    """Make a new outbox with so many pending events."""
     async with AsyncMongoClient[dict[str, Any]](url) as client:
         database = client.get_default_database()
         for name in await database.list_collection_names():

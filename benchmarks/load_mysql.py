@@ -5,8 +5,8 @@ from typing import Any
 import asyncmy
 
 from benchmarks.load_events import COLUMNS, KEYS, PAYLOAD_BYTES, SHARDS
-from pillarbox.stores._mysql_url import connect_settings
 from pillarbox.stores.mysql import MysqlStore
+from pillarbox.stores.mysql.url import connect_settings
 
 _COLUMNS = COLUMNS.replace(" key,", " `key`,")
 _CHUNK = 100_000
@@ -14,7 +14,7 @@ _DIGITS = "(SELECT 0 AS d UNION ALL " + " UNION ALL ".join(f"SELECT {n}" for n i
 _NUMBERS = "SELECT {first} + a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM " + ", ".join(
     f"{_DIGITS} AS {name}" for name in "abcef"
 )
-# Ids in order of time, as uuid7 makes them.
+# Ids in order of time, like those of uuid7.
 _INSERT = f"""INSERT INTO {{p}}_event ({_COLUMNS})
     SELECT UNHEX(CONCAT(LPAD(HEX(FLOOR(UNIX_TIMESTAMP(NOW(3)) * 1000)), 12, '0'), '70008000', LPAD(HEX(n), 12, '0'))),
         'default', 'default', '', 'order.created', 'order', name, name, CRC32(name) & 2147483647,
@@ -29,7 +29,7 @@ async def connect_mysql(url: str) -> Any:
 
 
 async def add_mysql(url: str, prefix: str, events: int) -> None:
-    """More events."""
+    """Add events."""
     connection = await connect_mysql(url)
     try:
         cursor = connection.cursor()
@@ -40,7 +40,7 @@ async def add_mysql(url: str, prefix: str, events: int) -> None:
 
 
 async def fill_mysql(url: str, prefix: str, events: int) -> None:
-    """An outbox with so many pending events, made anew: what was deleted there leaves nothing to purge."""
+    """Make a new outbox with so many pending events. A new table has no deleted rows to purge."""
     connection = await connect_mysql(url)
     try:
         cursor = connection.cursor()

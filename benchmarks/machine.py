@@ -1,4 +1,4 @@
-"""What a run was measured on, by which command, and how busy the machine was before it."""
+"""The machine, the versions, the command and the load before a run."""
 
 import importlib.metadata
 import os
@@ -9,21 +9,21 @@ from typing import Any
 
 import confluent_kafka
 
-from tests.servers.kafka import VERSION as KAFKA_VERSION
+from servers.kafka import VERSION as KAFKA_VERSION
 
 _CLIENTS = ("asyncpg", "confluent-kafka")
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """The lines above a table."""
+    """The conditions of a run, printed above the tables."""
 
     machine: str
     servers: str
     clients: str
     command: str
     load: float
-    """Processes that wanted a core in the last minute before the run: above 0.5, others take part in the figures."""
+    """Processes that wanted a core in the last minute before the run; above 0.5 they affect the figures."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""What many systems do on MongoDB: the oldest event is claimed, sent, confirmed and marked, and then the next one."""
+"""The loop of many systems on MongoDB: claim the oldest event, send it, mark it, and go on with the next."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ async def run(settings: dict[str, Any]) -> Clock:
             event = await events.find_one_and_update({"status": "pending"}, claim, sort=[("created_at", 1)])
             if event is None:
                 raise RuntimeError("the backlog ended before the round")
-            sent = [(event["_id"], event["key"], event["created_at"], event["payload"])]
+            sent = [(event["_id"]["id"], event["key"], event["created_at"], event["payload"])]
             await asyncio.to_thread(producer.send, sent)
             await events.update_one({"_id": event["_id"], "status": "processing"}, settle)
             clock.settle(1)

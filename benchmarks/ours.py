@@ -1,16 +1,16 @@
-"""Our side, in a process of its own: the real relay, with a clock around the store and the publisher."""
+"""Our side in its own process: the real relay, with observers that measure it."""
 
 import asyncio
 import os
 import signal
 import sys
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.child import answer, settings_from_parent
 from benchmarks.clock import Clock
 from benchmarks.handled import Handled
 from benchmarks.load import add_more
-from pillarbox.bench.clocks import TimedStore, Witness
+from pillarbox.bench.clocks import DrainObserver, PublishObserver
 from pillarbox.publisher import Publisher
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.publishers.kafka import KafkaPublisher
@@ -38,19 +38,21 @@ def _keep_seconds(settings: dict[str, Any]) -> float:
 
 
 async def _ended(service: asyncio.Task[None]) -> None:
-    """As a service ends."""
+    """End the relay like a service, with SIGTERM."""
     os.kill(os.getpid(), signal.SIGTERM)
     await service
 
 
 async def drain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Publish a backlog; the answer is how fast. ``refills``: how often to load as much again and drain it."""
+    """Publish a backlog and report how fast. ``refills``: how often to load as many events again and drain them."""
     clock, refills = Clock(settings["events"]), settings.get("refills", 0)
-    store = cast(Store, TimedStore(_store(settings), clock))
     handled = Handled()
     publisher = _handlers(handled) if settings.get("to") == "handlers" else _kafka(settings)
     stream = Stream("default", to=publisher, slots=settings["slots"], batch=settings["batch"])
-    service = asyncio.create_task(Relay(store, [stream], keep_published_seconds=_keep_seconds(settings)).run())
+    relay = Relay(
+        _store(settings), [stream], observers=[DrainObserver(clock)], keep_published_seconds=_keep_seconds(settings)
+    )
+    service = asyncio.create_task(relay.run())
     await clock.done.wait()
     for _ in range(refills):
         clock.again()
@@ -65,17 +67,18 @@ def _complain(error: str) -> None:
 
 
 async def serve(settings: dict[str, Any]) -> dict[str, Any]:
-    """Run until told to stop; the answer is when each event was acknowledged, unless ``note`` is false."""
+    """Run until told to stop. Reports when each event was acknowledged, unless ``note`` is false."""
     kafka = KafkaPublisher(servers=settings["servers"], topic=settings["topic"])
-    witness = Witness(kafka, _complain)
-    witness.keeps_instants = True
-    relay = Relay(_store(settings), [Stream("default", to=witness if settings.get("note", True) else kafka)])
+    observer = PublishObserver(_complain)
+    observer.keeps_instants = True
+    observers = [observer] if settings.get("note", True) else []
+    relay = Relay(_store(settings), [Stream("default", to=kafka)], observers=observers)
     service = asyncio.create_task(relay.run())
     await relay.drain()
     answer({"ready": True})
     await asyncio.to_thread(sys.stdin.read)
     await _ended(service)
-    return {"acknowledged_at": {str(event_id): at for event_id, at in witness.acknowledged.items()}}
+    return {"acknowledged_at": {str(event_id): at for event_id, at in observer.acknowledged.items()}}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The block of `docs/benchmarks.md` that holds the figures of a run; nobody types them."""
+"""Writes the figures of a run into `docs/benchmarks.md`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +9,16 @@ from benchmarks.report import grids
 BEGIN = "<!-- figures: written by `make figures` -->"
 END = "<!-- end of figures -->"
 _CAPTIONS = {
-    "throughput": "Events per second by batch and slots. Points are medians, lines reach from the lowest round to the "
-    "highest, here and below.",
-    "latency": "How many events were acknowledged within so many milliseconds of the begin of their transaction.",
-    "backlog": "Events per second by how many wait.",
-    "workers": "Events per second by relay processes, on the cores that the servers need too.",
+    "throughput": "Events per second by batch and slots. Points are medians, lines reach from the lowest to the "
+    "highest round, here and below.",
+    "latency": "Share of events that were acknowledged within so many milliseconds of the start of their transaction.",
+    "backlog": "Events per second by the length of the backlog.",
+    "workers": "Events per second by the number of relay processes, which share the cores with the servers.",
 }
 
 
 def fill(file: Path, measured: dict[str, Any], plots: Sequence[str]) -> Path:
-    """Everything between the two marks is made anew."""
+    """Replace everything between the two marks."""
     text = file.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise SystemExit(f"{file} has no block for figures; it begins with {BEGIN!r} and ends with {END!r}")
@@ -42,6 +42,6 @@ def _conditions(measured: dict[str, Any]) -> str:
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
     head, *rows = lines
-    # Names and units are words, all else are figures.
+    # Names and units are text, all other columns are figures.
     marks = ["---" if place < 2 else "---:" for place in range(len(head))]
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, marks, *rows])

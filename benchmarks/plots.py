@@ -1,6 +1,6 @@
-"""The plots of a run: `python -m benchmarks.plots [FILE]` draws them for the documentation, with the table above them.
+"""Draws the plots of a run for the documentation, and its tables: `python -m benchmarks.plots [FILE]`
 
-Everything comes from the file of a run. A plot whose rows were not measured is not drawn.
+All figures come from the file of a run. A plot without measured rows is not drawn.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from matplotlib.figure import Figure
 from benchmarks import page
 
 Measured = dict[str, Any]
-"""What :func:`benchmarks.report.write` wrote."""
+"""The file that :func:`benchmarks.report.write` wrote."""
 Rows = Sequence[dict[str, Any]]
 
 _FILE = Path("build/bench.json")
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 _OURS, _OTHER = "#1f6f8b", "#9aa5ab"
 _STYLE: dict[Any, Any] = {
-    # Text stays text, and names inside the file are the same each time.
+    # Text stays text, and the same run gives the same bytes.
     "svg.fonttype": "none",
     "svg.hashsalt": "pillarbox",
     "font.size": 10,
@@ -41,7 +41,7 @@ def read(file: Path) -> Measured:
 
 
 def draw(measured: Measured, folder: Path) -> list[Path]:
-    """One file for each plot that the run has rows for; those of another run are removed."""
+    """Draw one file for each plot that the run has rows for, and remove other plots."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with matplotlib.rc_context(_STYLE):
@@ -79,7 +79,7 @@ def _middle(found: Sequence[float]) -> float:
 def _points(
     axes: Axes, places: Sequence[str], found: Sequence[Sequence[float]], label: str, color: str | None = None
 ) -> None:
-    """Medians, and lines from the lowest to the highest round."""
+    """Draw medians, and lines from the lowest to the highest round."""
     middles = [_middle(each) for each in found]
     below = [middle - min(each) for middle, each in zip(middles, found, strict=True)]
     above = [max(each) - middle for middle, each in zip(middles, found, strict=True)]
@@ -87,7 +87,7 @@ def _points(
 
 
 def throughput(rows: Rows) -> Figure | None:
-    """By batch and slots."""
+    """Throughput by batch and slots."""
     cells = _named(rows, "postgres-grid-")
     if not cells:
         return None
@@ -102,7 +102,7 @@ def throughput(rows: Rows) -> Figure | None:
 
 
 def latency(rows: Rows) -> Figure | None:
-    """The distribution of both sides at each pace."""
+    """The latencies of both sides at each rate."""
     paces = sorted(_named(rows, "postgres-latency-"), key=lambda row: int(row["per_second"]))
     if not paces:
         return None
@@ -124,14 +124,14 @@ def latency(rows: Rows) -> Figure | None:
 
 
 def backlog(rows: Rows) -> Figure | None:
-    """Drain speed against what waits."""
+    """Throughput by the length of the backlog."""
     found = [row for row in rows if "-backlog-" in row["name"]]
     if not found:
         return None
     figure, axes = _axes()
     for database in dict.fromkeys(row["name"].partition("-")[0] for row in found):
         line = sorted(_named(found, f"{database}-"), key=lambda row: int(row["waiting"]))
-        # Each row has a short backlog of its own; the first one's stands for them.
+        # Each row has its own short backlog; show that of the first row.
         places = [line[0]["few_waiting"], *(row["waiting"] for row in line)]
         speeds = [line[0]["other_rounds"], *(row["ours_rounds"] for row in line)]
         _points(axes, [f"{place:,}" for place in places], speeds, database)
@@ -141,7 +141,7 @@ def backlog(rows: Rows) -> Figure | None:
 
 
 def workers(rows: Rows) -> Figure | None:
-    """By number of processes."""
+    """Throughput by number of processes."""
     found = sorted(_named(rows, "postgres-workers-"), key=lambda row: int(row["workers"]))
     if not found:
         return None

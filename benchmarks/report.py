@@ -1,4 +1,4 @@
-"""Rows, the tables that are printed, and the file."""
+"""Rows, printed tables, and the file of a run."""
 
 import json
 import statistics
@@ -13,7 +13,7 @@ _PERCENTILES = ("p50", "p95", "p99")
 
 @dataclass(frozen=True)
 class Bar:
-    """What a ratio should be, or, with ``difference``, by how much ours may be above the other side in its unit."""
+    """The limit of a ratio; with ``difference``: how far ours may be above the other side, in the unit of the row."""
 
     limit: float
     at_most: bool = False
@@ -32,7 +32,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """Paired rounds of ours and its floor, or of ours and a peer."""
+    """The rounds of ours and of the other side: a floor, a limit or a peer."""
 
     name: str
     unit: str
@@ -40,9 +40,9 @@ class Row:
     floor: Sequence[float]
     extra: dict[str, Any] = field(default_factory=dict)
     against: str = "floor"
-    """What the other side is called."""
+    """The name of the other side."""
     bar: Bar | None = None
-    """None: nothing is asked of it."""
+    """None: the row has no limit."""
 
     @property
     def ratios(self) -> list[float]:
@@ -71,7 +71,7 @@ class Row:
 
 def _short(number: float) -> float:
     if abs(number) < 1e-9:
-        return 0.0  # what differences of clocks leave of nothing
+        return 0.0  # differences of clocks that should be zero
     return round(number) if abs(number) >= 1000 else float(f"{number:.4g}")
 
 
@@ -82,17 +82,17 @@ def _shortened(value: Any) -> Any:
 
 
 def percentiles(side: str, found: Sequence[float]) -> dict[str, Any]:
-    """What a row says about the distribution of one side: each percentile for the plot, three of them by name."""
+    """The distribution of one side: all percentiles for the plot, and three by name."""
     cuts = statistics.quantiles(found, n=100)
     named = {f"{side}_{name}": cuts[int(name[1:]) - 1] for name in _PERCENTILES}
     return {**named, f"{side}_percentiles": cuts}
 
 
 def grids(rows: Sequence[dict[str, Any]]) -> list[list[list[str]]]:
-    """Tables as cells, the first line of each its names. Rows against floors, against peers and against other settings
-    of ours are tables of their own; so are the percentiles of latencies.
+    """Tables as lists of cells; the first line has the names of the columns.
 
-    The ratio is the median of paired rounds, low and high the extremes of those pairs.
+    Rows against floors, peers and other settings of ours are separate tables, and so are the percentiles of latencies.
+    The ratio is the median of the paired rounds; low and high are its extremes.
     """
     names = sorted(dict.fromkeys(row["against"] for row in rows), key=lambda name: name != "floor")
     found = [_grid([row for row in rows if row["against"] == name], name) for name in names]
@@ -121,14 +121,15 @@ def _latencies(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    return "\n\n".join(_aligned(grid) for grid in grids([row.as_dict() for row in rows]))
+    return "\n\n".join(aligned(grid) for grid in grids([row.as_dict() for row in rows]))
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
+def aligned(lines: Sequence[Sequence[str]], left: Sequence[int] = (0, 1, 8)) -> str:
+    """Lines of cells as text; the columns in ``left`` begin at the left."""
     widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if place in (0, 1, 8) else cell.rjust(width)
+            cell.ljust(width) if place in left else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
@@ -136,7 +137,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def write(file: Path, conditions: dict[str, Any], rows: Sequence[Row]) -> None:
-    """All at once, so that a run that is killed leaves the last whole file."""
+    """Replace the file at once, so that a killed run leaves a complete file."""
     file.parent.mkdir(exist_ok=True)
     unfinished = file.with_suffix(".part")
     unfinished.write_text(json.dumps({**conditions, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n")

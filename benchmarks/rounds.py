@@ -1,4 +1,4 @@
-"""The order in which sides are measured."""
+"""The order in which the sides of a pair are measured."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -7,8 +7,10 @@ T = TypeVar("T")
 
 
 def in_turn(rounds: int, *sides: Callable[[], T]) -> list[list[T]]:
-    """What each side found, round by round. Every second round has them the other way round: a machine that gets slower
-    or faster meanwhile favours none."""
+    """The figures of each side, round by round.
+
+    Every second round swaps the sides, so that a machine that slows down or speeds up favours neither.
+    """
     found: list[list[T]] = [[] for _ in sides]
     for number in range(rounds):
         places = range(len(sides))

@@ -1,4 +1,4 @@
-"""Every row of the benchmark: what is asked of it, whether a default run has it, and how long it takes."""
+"""Every row of the benchmark: its bar, whether a default run has it, and how long it takes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from benchmarks.report import Bar, Row
 from benchmarks.scale import Scale
 from benchmarks.workers import workers
 
-# Ten minutes, less what it takes to close the servers and to draw.
+# Ten minutes, less the time to close the servers and to draw.
 DEFAULT_SECONDS = 570
 ALL_PEERS = "peers"
 NO_BAR = None
@@ -20,17 +20,17 @@ NO_BAR = None
 
 @dataclass(frozen=True)
 class Entry:
-    """What one name measures."""
+    """One row, or several that are measured together."""
 
     measure: Callable[[Bed, Scale], Row | list[Row]]
     bar: Bar | None
-    """Of all its rows; ``NO_BAR``: nothing is asked of them."""
+    """Of all its rows; ``NO_BAR``: they have no limit."""
     seconds: int = 0
     """About what it takes in a default run on two cores; 0: it is measured on request only."""
     late_bar: Bar | None = None
     """Of its row for the 99th percentile."""
     promised: bool = False
-    """Whether it has more rounds, because a promise hangs on it."""
+    """Whether it has more rounds, because the documentation makes a promise about it."""
 
     def bar_of(self, row: Row) -> Bar | None:
         return self.late_bar if row.name.endswith("-p99") else self.bar
@@ -40,8 +40,8 @@ def _at_most(limit: float) -> Bar:
     return Bar(limit, at_most=True)
 
 
-# In the order of a run: the rows with bars first, so that there is time for them; the rest of the default ones while
-# there is time. Their seconds are with a margin, and those of the memory for a backlog that nobody loaded before it.
+# In the order of a run: rows with bars first, then the other default rows while there is time. The seconds have a
+# margin; those of the memory include loading the backlog.
 ROWS: dict[str, Entry] = {
     "postgres-kafka": Entry(drains.postgres, Bar(0.9), 50, promised=True),
     "peer-debezium": Entry(debezium.warm, Bar(1.0), 80),
@@ -80,8 +80,7 @@ ROWS: dict[str, Entry] = {
 
 
 def chosen(only: Sequence[str] | None, everything: bool = False) -> list[str]:
-    """The rows to measure, each once: by name, where one name stands for all peers, or all, or what there is time for
-    by default."""
+    """The rows to measure, each once: by name (``peers`` for all peers), all of them, or those of a default run."""
     if only is None:
         return [name for name, entry in ROWS.items() if everything or entry.seconds]
     peer_names = [name for name in ROWS if name.startswith("peer-")]

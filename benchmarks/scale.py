@@ -1,17 +1,17 @@
-"""How much a run does."""
+"""The size of a run."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Of every run that is not told another one: the default run has ten minutes for all of its rows."""
+    """Rounds, events and seconds. With the default scale a default run takes ten minutes."""
 
     rounds: int = 3
     promised_rounds: int = 5
-    """Of rows that a promise hangs on."""
+    """Of rows that the documentation makes a promise about."""
     rounds_without_bar: int = 2
-    """Of rows that nothing is asked of; two still have a spread."""
+    """Of rows without a bar; two rounds still show a spread."""
     events: int = 80_000
     waiting: int = 1_000_000
     most_waiting: int = 5_000_000
@@ -26,7 +26,7 @@ class Scale:
         return replace(self, rounds=rounds, promised_rounds=rounds, rounds_without_bar=rounds)
 
     def for_row(self, *, has_bar: bool, promised: bool) -> "Scale":
-        """What a row is given."""
+        """The scale of one row."""
         return replace(
             self, rounds=self.promised_rounds if promised else self.rounds if has_bar else self.rounds_without_bar
         )

@@ -1,4 +1,4 @@
-"""Steady writers and producers: so many events a second, each on its own, with the instants of its begin and end."""
+"""Steady writers and producers: so many single events a second, each with the instants of its start and its end."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from benchmarks.wire import BareProducer
 from pillarbox.event import key_hash
 from pillarbox.ids import uuid7
 
-# What one connection keeps up with for sure: a commit waits for the disk.
+# Events per second that one connection can surely write: a commit waits for the disk.
 _PER_CONNECTION = 250
 _KEYS = 1000
 
@@ -23,9 +23,9 @@ INSERT = """INSERT INTO outbox_event (id, stream, tenant, topic, type, aggregate
         'pending')"""
 
 Instants = dict[int, tuple[float, float]]
-"""By an event's number, on the monotonic clock: when it was begun and when it was done."""
+"""By number of the event: its start and its end on the monotonic clock."""
 Values = Callable[[int], tuple[Any, ...]]
-"""Of an event's number, for the INSERT."""
+"""From the number of an event to the parameters of the INSERT."""
 
 
 def key_of(number: int) -> str:
@@ -33,19 +33,19 @@ def key_of(number: int) -> str:
 
 
 def ours(number: int) -> tuple[Any, ...]:
-    """For ``INSERT``."""
+    """The parameters of ``INSERT``."""
     event_id, key = uuid7(), key_of(number)
     return event_id, key, key_hash(event_id, key), payload(number)
 
 
 async def _write(url: str, insert: str, values: Values, rate: float, numbers: range) -> Instants:
-    lanes = -(-int(rate) // _PER_CONNECTION)
-    connections = [await asyncpg.connect(url) for _ in range(lanes)]
+    writers = -(-int(rate) // _PER_CONNECTION)
+    connections = [await asyncpg.connect(url) for _ in range(writers)]
     written: Instants = {}
 
-    async def lane(place: int) -> None:
+    async def write_some(place: int) -> None:
         statement = await connections[place].prepare(insert)
-        for count in range(place, len(numbers), lanes):
+        for count in range(place, len(numbers), writers):
             row = values(numbers[count])
             await asyncio.sleep(max(0.0, start + count / rate - time.monotonic()))
             begun = time.monotonic()
@@ -53,19 +53,19 @@ async def _write(url: str, insert: str, values: Values, rate: float, numbers: ra
             written[numbers[count]] = (begun, time.monotonic())
 
     start = time.monotonic() + 0.05
-    await asyncio.gather(*map(lane, range(lanes)))
+    await asyncio.gather(*map(write_some, range(writers)))
     for connection in connections:
         await connection.close()
     return written
 
 
 def write(url: str, insert: str, values: Values, rate: float, seconds: float, first: int = 0) -> Instants:
-    """Transactions of one event."""
+    """Write transactions of one event."""
     return asyncio.run(_write(url, insert, values, rate, range(first, first + int(rate * seconds))))
 
 
 def produce(servers: str, topic: str, rate: float, seconds: float, first: int = 0) -> Instants:
-    """Without a database: each event flushed before the next."""
+    """Produce events without a database, each flushed before the next."""
     producer = BareProducer(servers, topic)
     produced: Instants = {}
     start = time.monotonic()

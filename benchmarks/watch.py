@@ -1,4 +1,4 @@
-"""What is in a topic, and since when: the same look at both sides, from outside of either."""
+"""Looks into a topic from outside of both sides."""
 
 import re
 import threading
@@ -11,13 +11,13 @@ from confluent_kafka import Consumer, TopicPartition, admin
 
 from benchmarks.bed import PARTITIONS
 
-# Typed in part only.
+# It has types for a part of its names only.
 _ADMIN: Any = admin
 _NUMBER = re.compile(rb'"number": ?(\d+)')
 
 
 class Watch:
-    """Counts a topic's messages by the high watermarks of its partitions, some hundred times a second."""
+    """Counts the messages of a topic by the high watermarks of its partitions, about two hundred times a second."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self._admin = _ADMIN.AdminClient({"bootstrap.servers": servers, "log_level": 2})
@@ -28,7 +28,7 @@ class Watch:
         return sum(found.result(10).offset for found in asked.values())
 
     def until(self, count: int, failure: Callable[[], str | None] = lambda: None, seconds: float = 300) -> float:
-        """When the topic has that many, on the monotonic clock."""
+        """Wait until the topic has so many messages. Returns that instant on the monotonic clock."""
         deadline = time.monotonic() + seconds
         look_at = time.monotonic() + 2
         while (found := self.count()) < count:
@@ -44,7 +44,7 @@ class Watch:
 
 
 class Arrivals:
-    """A consumer that notes when it got the event of each number, on the monotonic clock."""
+    """A consumer that notes the instant of each event on the monotonic clock, by number."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self._consumer: Any = Consumer(

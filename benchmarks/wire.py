@@ -1,4 +1,4 @@
-"""What the bare scripts put on the wire: the same settings, headers and bytes as ours by default."""
+"""The producer of the bare scripts: the same settings, headers and bytes as ours by default."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ CONSTANT_HEADERS: Headers = [
 
 
 class BareProducer:
-    """A producer that knows whether all it was given is confirmed."""
+    """A producer that waits for all confirmations."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.topic = topic
@@ -35,7 +35,7 @@ class BareProducer:
         self.producer.list_topics(topic, timeout=10)
 
     def send(self, rows: list[Any]) -> None:
-        """Rows of id, key, instant and payload, in order; returns when all are confirmed."""
+        """Send rows of id, key, instant and payload in order; returns when all are confirmed."""
         produce, topic, report = self.producer.produce, self.topic, self._report
         for event_id, key, occurred_at, payload in rows:
             name = key.encode()

@@ -1,4 +1,4 @@
-"""The rows that measure what another process brings: several relays at one backlog, against one of them."""
+"""Rows: several relays on one backlog, against one relay."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from benchmarks.load_events import SHARDS
 from benchmarks.report import Row
 from benchmarks.scale import Scale
 from benchmarks.watch import Watch
-from tests.servers.process import wait_until
+from servers.process import wait_until
 
 COUNTS = (2, 4)
 _SPREAD = "SELECT count(*) FROM outbox_lease WHERE owner IS NOT NULL AND lease_until > now() GROUP BY owner"
@@ -21,7 +21,7 @@ _TIMES = "SELECT count(*) FROM outbox_event WHERE status <> 'published' OR attem
 
 
 class _Relays:
-    """So many processes of ours into one topic."""
+    """Several relays that publish to one topic."""
 
     def __init__(self, bed: Bed, topic: str, watch: Watch) -> None:
         self._bed = bed
@@ -29,7 +29,7 @@ class _Relays:
         self._watch = watch
 
     def measure(self, count: int, events: int, few: int) -> float:
-        """Events per second from the commit of a backlog, by relays that shared their shards and a shorter one."""
+        """Events per second from the commit of a backlog, by relays that have drained a short one before."""
         fill_postgres(self._bed.url, 0, settled=few)
         told = {"servers": self._bed.servers, "topic": self._topic, "url": self._bed.url, "prefix": "outbox"}
         with ExitStack() as stack:
@@ -55,7 +55,7 @@ class _Relays:
         begun = asyncio.run(self._commit(events))
         seconds = self._watch.until(before + events) - begun
         wait_until(self._all_settled, seconds=60, what="the last settle")
-        # Each was published, and there are as many messages as events: each came once.
+        # All events are published and there are as many messages as events: each was sent once.
         ((odd,),) = asyncio.run(self._ask(_TIMES))
         copies = self._watch.count() - before - events
         if odd or copies:
@@ -83,7 +83,7 @@ class _Relays:
 
 
 def workers(bed: Bed, scale: Scale) -> list[Row]:
-    """One process, two and four in each round."""
+    """Measure one, two and four processes in each round."""
     topic = bed.topic("postgres-workers")
     relays = _Relays(bed, topic, Watch(bed.servers, topic))
     found: dict[int, list[float]] = {count: [] for count in (1, *COUNTS)}

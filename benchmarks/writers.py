@@ -1,4 +1,4 @@
-"""The rows that measure what `outbox.add` costs a transaction, against the same INSERT typed by hand."""
+"""Rows: the cost of `outbox.add` in a transaction, against the same INSERT by hand."""
 
 import asyncio
 import json
@@ -14,11 +14,11 @@ from benchmarks.bed import Bed, say
 from benchmarks.report import Row
 from benchmarks.scale import Scale
 from pillarbox import Outbox
+from pillarbox.conformance.driver_setup import Application, done
 from pillarbox.event import key_hash
 from pillarbox.ids import uuid7
 from pillarbox.urls import store_from_url
-from tests.writers import drivers
-from tests.writers.drivers import Driver, done
+from tests.drivers import applications
 
 TRANSACTIONS = 200
 _PREFIX = "written"
@@ -26,16 +26,16 @@ _ORDER = {"order_id": 7, "customer": "c-17", "lines": [{"sku": "a", "quantity": 
 _COLUMNS = (
     "id, stream, tenant, topic, type, aggregate_type, aggregate_id, {key}, key_hash, payload, content_type, status"
 )
-_KINDS: Sequence[tuple[str, str, type[Driver]]] = (
-    ("sqlite3", "sqlite", drivers.Sqlite3),
-    ("aiosqlite", "sqlite", drivers.AioSqlite),
-    ("psycopg", "postgres", drivers.Psycopg),
-    ("psycopg-async", "postgres", drivers.PsycopgAsync),
-    ("asyncpg", "postgres", drivers.Asyncpg),
-    ("sqlalchemy-session", "postgres", drivers.SqlAlchemySession),
-    ("sqlalchemy-async-session", "postgres", drivers.SqlAlchemyAsyncSession),
-    ("pymysql", "mysql", drivers.PyMysql),
-    ("asyncmy", "mysql", drivers.AsyncMy),
+_KINDS: Sequence[tuple[str, str, type[Application]]] = (
+    ("sqlite3", "sqlite", applications.Sqlite3),
+    ("aiosqlite", "sqlite", applications.AioSqlite),
+    ("psycopg", "postgres", applications.Psycopg),
+    ("psycopg-async", "postgres", applications.PsycopgAsync),
+    ("asyncpg", "postgres", applications.Asyncpg),
+    ("sqlalchemy-session", "postgres", applications.SqlAlchemySession),
+    ("sqlalchemy-async-session", "postgres", applications.SqlAlchemyAsyncSession),
+    ("pymysql", "mysql", applications.PyMysql),
+    ("asyncmy", "mysql", applications.AsyncMy),
 )
 
 _IDS: dict[str, Callable[[UUID], Any]] = {
@@ -47,12 +47,12 @@ _IDS: dict[str, Callable[[UUID], Any]] = {
 Write = Callable[[], Awaitable[object]]
 
 
-def _by_hand(driver: Driver, database: str) -> Write:
-    """What a careful user would type: the same columns, an id, JSON, one INSERT by the driver's own means."""
+def _by_hand(driver: Application, database: str) -> Write:
+    """The code of a careful user: the same columns, an id, JSON, one INSERT with the driver."""
     count = len(_COLUMNS.split(","))
     key_column = "`key`" if database == "mysql" else "key"
-    mark = {"sqlite": "?", "mysql": "%s"}.get(database, "$" if isinstance(driver, drivers.Asyncpg) else "%s")
-    is_session = isinstance(driver, drivers.SqlAlchemy)
+    mark = {"sqlite": "?", "mysql": "%s"}.get(database, "$" if isinstance(driver, applications.Asyncpg) else "%s")
+    is_session = isinstance(driver, applications.SqlAlchemy)
     names = [f"p{number}" for number in range(count)]
     if is_session:
         marks = [f":{name}" for name in names]
@@ -69,12 +69,12 @@ def _by_hand(driver: Driver, database: str) -> Write:
         values += [key_hash(event_id, "7"), body, "application/json", "pending"]
         if is_session:
             await done(driver.handle.execute(statement, dict(zip(names, values, strict=True))))
-        elif isinstance(driver, drivers.Asyncpg):
+        elif isinstance(driver, applications.Asyncpg):
             await driver.handle.execute(text, *values)
-        elif isinstance(driver, drivers.PyMysql):
+        elif isinstance(driver, applications.PyMysql):
             with driver.handle.cursor() as cursor:
                 cursor.execute(text, values)
-        elif isinstance(driver, drivers.AsyncMy):
+        elif isinstance(driver, applications.AsyncMy):
             async with driver.handle.cursor() as cursor:
                 await cursor.execute(text, values)
         else:
@@ -83,7 +83,7 @@ def _by_hand(driver: Driver, database: str) -> Write:
     return write
 
 
-def _by_outbox(driver: Driver) -> Write:
+def _by_outbox(driver: Application) -> Write:
     outbox = Outbox(prefix=_PREFIX)
 
     async def write() -> None:
@@ -94,8 +94,8 @@ def _by_outbox(driver: Driver) -> Write:
     return write
 
 
-async def _transactions(driver: Driver, sides: Sequence[Write]) -> list[float]:
-    """Microseconds of one transaction: the median of many, for each side, which take turns."""
+async def _transactions(driver: Application, sides: Sequence[Write]) -> list[float]:
+    """Microseconds of one transaction for each side: the median of many. The sides take turns."""
     taken: list[list[float]] = [[] for _ in sides]
     for _ in range(TRANSACTIONS):
         for side, write in zip(taken, sides, strict=True):
@@ -107,8 +107,8 @@ async def _transactions(driver: Driver, sides: Sequence[Write]) -> list[float]:
     return [statistics.median(side) * 1e6 for side in taken]
 
 
-async def _statements(driver: Driver, sides: Sequence[Write]) -> list[float]:
-    """The same inside one transaction, without its commit."""
+async def _statements(driver: Application, sides: Sequence[Write]) -> list[float]:
+    """Microseconds of one write for each side, without begin and commit."""
     taken: list[list[float]] = [[] for _ in sides]
     await driver.begin()
     for _ in range(TRANSACTIONS):
@@ -120,7 +120,7 @@ async def _statements(driver: Driver, sides: Sequence[Write]) -> list[float]:
     return [statistics.median(side) * 1e6 for side in taken]
 
 
-async def _measure(name: str, database: str, kind: type[Driver], url: str, rounds: int) -> Row:
+async def _measure(name: str, database: str, kind: type[Application], url: str, rounds: int) -> Row:
     store = store_from_url(url, prefix=_PREFIX)
     await store.migrate()
     driver = kind(url)
@@ -144,7 +144,7 @@ async def _measure(name: str, database: str, kind: type[Driver], url: str, round
 
 
 def writers(bed: Bed, scale: Scale) -> list[Row]:
-    """A transaction with one event, for each driver."""
+    """One row for each driver: a transaction with one event."""
     rows = []
     for name, database, kind in _KINDS:
         urls = {"sqlite": lambda: f"sqlite:///{bed.folder}/written.db", "postgres": lambda: bed.url}

@@ -1,1 +1,1 @@
-"""Whether Pillarbox keeps its promise while everything around it breaks: `python -m proof`."""
+"""Checks that Pillarbox keeps its promise while everything around it breaks: `python -m proof`."""

@@ -1,4 +1,4 @@
-"""What can be broken. Each fault is a generator: it breaks something, yields for how long, and mends it."""
+"""The faults. Each is a generator: it breaks something, yields the seconds until it goes on, and mends it."""
 
 import signal
 import time
@@ -7,18 +7,20 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
+from pillarbox.errors import PillarboxError
+from pillarbox.store import Ref
 from proof.crew import Crew, Worker
 from proof.databases.base import Database
 from proof.history import Fault, Log
 from proof.proxy import Proxy
-from proof.worker import POINTS
-from tests.servers import Kafka
+from proof.tracer import POINTS
+from servers import Kafka
 
 Broken: TypeAlias = Generator[float, None, None]
 
 _MOST_WORKERS = 8
-_AT_POINT_SECONDS = 6.0  # a point that was not reached by then is given up
-_WORK_POINTS = POINTS[:-1]  # those that every relay comes by all the time; it prunes once in a while
+_AT_POINT_SECONDS = 6.0  # a point that the relay has not reached by then is given up
+_WORK_POINTS = POINTS[:-1]  # all but pruning, which is rare
 _COMMITS = {"mongo": (b"commitTransaction",), "mysql": (b"COMMIT",)}
 
 
@@ -35,10 +37,10 @@ def _modes(proxy: Proxy, chance: Random) -> list[tuple[str, Callable[[], Any]]]:
 
 
 class Breaks:
-    """The faults, and what they have to know of each other."""
+    """The faults, and the state that they share."""
 
     def __init__(self, chance: Random, database: Database, kafka: Kafka | None, crew: Crew, detail: str) -> None:
-        """``detail``: the points, the clock, or what an operator does; empty: any."""
+        """``detail``: points, a clock or the action of an operator; empty: any."""
         self._chance = chance
         self._database = database
         self._kafka = kafka
@@ -65,14 +67,14 @@ class Breaks:
         return self._chance.choice(alive) if alive else None
 
     def _note_kill(self, worker: Worker, point: str) -> None:
-        """Once per worker, whichever of two faults got it."""
+        """Note one kill for each worker, even if two faults hit it."""
         if worker.name not in self._killed and worker.process.poll() == -signal.SIGKILL:
             self._killed.add(worker.name)
             self._killed_at.add(point)
             self._note("kill", worker, point)
 
     def _point(self, points: Sequence[str]) -> str:
-        """Each in its turn, in an order of chance, so that a campaign leaves none out."""
+        """The next point, in random order; no point comes twice before all have come once."""
         wanted = self._detail.split(",") if self._detail else points
         left = [point for point in wanted if point not in self._used]
         if not left:
@@ -114,7 +116,7 @@ class Breaks:
         return any(at > begun for name, at in taken.items() if name != worker.name)
 
     def stop(self) -> Broken:
-        """Stopped for longer than its lease, or for a little less."""
+        """Stop a relay for longer than its lease, or for a little less."""
         worker = self._one()
         if worker is None:
             return
@@ -125,8 +127,7 @@ class Breaks:
         self._note("stop", worker, at=begun)
 
     def stop_at_point(self) -> Broken:
-        """Stopped where it believes to own what it will have lost when it goes on. One at a time: somebody must be
-        there to take over."""
+        """Stop a relay at a point until another one has taken its shards. One is stopped at a time."""
         worker = self._one()
         if worker is None or worker.is_stopped() or worker.name in self._aimed_at or "relay" in self._away:
             return
@@ -146,7 +147,7 @@ class Breaks:
         if worker.is_stopped():
             lease = self._crew.orders.lease_seconds
             yield lease * 1.4
-            # On a busy machine the others need a while to notice.
+            # On a busy machine the others notice it late.
             while not self._took_since(worker, begun) and time.monotonic() < begun + lease * 5 and not self._healing:
                 yield 0.1
             worker.signal(signal.SIGCONT)
@@ -165,7 +166,7 @@ class Breaks:
         self._note("term", worker, at=begun)
 
     def scale(self) -> Broken:
-        """One, many, and as many as before."""
+        """Change the number of relays to one, to many, and back."""
         if "scale" in self._away:
             return
         self._away.add("scale")
@@ -185,7 +186,7 @@ class Breaks:
         self._away.discard("scale")
 
     def clock(self) -> Broken:
-        """One relay's clock is an hour off."""
+        """Start a relay whose clock is an hour off."""
         begun = time.monotonic()
         worker = self._crew.start_worker(float(self._detail or self._chance.choice((3600, -3600))))
         while worker.name not in self._crew.taken() and time.monotonic() < begun + 20.0 and not self._healing:
@@ -196,7 +197,7 @@ class Breaks:
         self._note("term", worker)
 
     def writer(self) -> Broken:
-        """One client of the application is stopped in the middle of whatever it does, and goes on, or never does."""
+        """Stop one writer in the middle of its work; it goes on later, or is killed."""
         clients = self._crew.clients
         if not clients:
             return
@@ -213,7 +214,7 @@ class Breaks:
         self._note("writer", at=begun)
 
     def client(self) -> Broken:
-        """Between one client of the application and the database: it never learns whether its COMMIT was done."""
+        """Break the network between a writer and the database: it never learns whether its COMMIT was done."""
         clients = self._crew.clients
         if not clients:
             return
@@ -227,27 +228,28 @@ class Breaks:
         self._note("writer", point="network", at=begun)
 
     def operator(self) -> Broken:
-        """Replays what is dead, or gives it up, and prunes, while the relays work."""
+        """Replay or discard dead letters, and prune, while the relays work."""
         action = self._detail or self._chance.choice(("replay", "replay", "discard"))
 
         async def act(store: Any) -> int:
             letters = await store.dead_letters(limit=20)
             await store.prune_published(3600.0, 1000)
-            return int(await getattr(store, action)([letter.event.id for letter in letters], "proof"))
+            refs = [Ref(letter.event.id, letter.event.stream) for letter in letters]
+            return int(await getattr(store, action)(refs, "proof"))
 
         begun = time.monotonic()
         if "database" in self._away:
             return
         try:
             done = self._database.ask(act, self._crew.orders.planted)
-        except Exception:  # the database may be away
+        except (PillarboxError, OSError):  # the database may be away
             return
         if done:
             self._note("operator", point=action, at=begun)
         yield 0.0
 
     def shut_the_door(self) -> Broken:
-        """The handlers' destination is away."""
+        """The destination of the handlers cannot be reached."""
         if "broker" not in self._away:
             self._away.add("broker")
             shut = Path(self._crew.orders.broker["shut"])
@@ -288,7 +290,7 @@ class Breaks:
             self._note("database", point="frozen", at=begun)
 
     def lock(self) -> Broken:
-        """Somebody locks the table of the events, or the whole file, and takes his time."""
+        """Lock the table of events, or the whole file, for a while."""
         if "database" in self._away:
             return
         self._away.add("database")
@@ -301,7 +303,7 @@ class Breaks:
             self._note("database", point="locked", at=begun)
 
     def migration(self) -> Broken:
-        """Of another outbox in the same database, killed while it is made. At the end it is made whole."""
+        """Migrate another outbox in the same database and kill the migration. The end of the run completes it."""
         begun = time.monotonic()
         process = self._crew.start_migration(self._chance.uniform(0.0, 0.1))
         while process.poll() is None:
@@ -310,7 +312,7 @@ class Breaks:
             self._note("migration", at=begun)
 
     def network(self) -> Broken:
-        """Between one relay and the database."""
+        """Break the network between one relay and the database."""
         worker = self._one()
         if worker is None or worker.to_database is None:
             return
@@ -322,7 +324,7 @@ class Breaks:
         self._note(f"proxy:{name}", worker, at=begun)
 
     def swallow(self) -> Broken:
-        """What one relay asks of the database is done, and the answer never comes."""
+        """The database does what one relay asks, and its answers are lost."""
         worker = self._one()
         if worker is None or worker.to_database is None:
             return
@@ -334,7 +336,7 @@ class Breaks:
         self._note("proxy:swallow", worker, at=begun)
 
     def broker_network(self) -> Broken:
-        """Between some relays and the broker: slow, half open, or acknowledgements that never come."""
+        """Break the network between some relays and the broker: slow, half open, or acknowledgements are lost."""
         proxy = self._chance.choice(self._crew.network.broker)
         begun = time.monotonic()
         name, change = self._chance.choice([*_modes(proxy, self._chance), ("swallow", proxy.swallow_replies)])

@@ -1,4 +1,4 @@
-"""The run card: what a run was, and what was found, on half a screen."""
+"""The run card: the settings and the results of a run on half a screen."""
 
 from collections import Counter
 from typing import Any
@@ -10,7 +10,7 @@ _ZEROES = ("lost", "phantom", "corrupted", "reordered_keys", "fencing_violations
 
 
 def card(report: Report) -> dict[str, Any]:
-    """For build/run-card.json. Durations are seconds, memory is in MB; what was not sampled is null."""
+    """The content of build/run-card.json. Durations are seconds, memory is in MB; null: not sampled."""
     history, faults, copies = report.facts.history, report.facts.faults, report.copies
     run = history.run
     kills = faults.count("kill")
@@ -61,7 +61,7 @@ def card(report: Report) -> dict[str, Any]:
         "peak_oldest_seconds": max((sample.oldest_seconds for sample in history.samples), default=None),
         "peak_memory_mb": max((sample.peak_mb for sample in history.samples), default=None),
         "peak_connections": max((sample.connections for sample in history.samples), default=None),
-        # With no failure in n independent kills, the chance of one per kill is below this with 95 % confidence.
+        # n independent kills without a failure: with 95 % confidence at most this share of kills fails.
         "failure_bound_per_kill": round(3 / kills, 6) if kills else None,
         "violations": [
             {
@@ -76,7 +76,7 @@ def card(report: Report) -> dict[str, Any]:
 
 
 def text(card: dict[str, Any]) -> str:
-    """For people."""
+    """The card as a table."""
     done = card["transactions"]
     versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items() if name != "commit")
     rows = [
@@ -120,7 +120,7 @@ def text(card: dict[str, Any]) -> str:
 
 
 def violations(card: dict[str, Any], examples: int = 3) -> str:
-    """What is wrong, with the first examples."""
+    """The violations, each with its first examples."""
     lines = []
     for found in card["violations"]:
         lines.append(f"{found['invariant']}: {found['sentence']} ({found['count']})")

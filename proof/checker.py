@@ -1,4 +1,4 @@
-"""From a history to what is wrong with it: linear in its length, and without I/O."""
+"""Checks a history against all invariants. Linear in the length of the history, no I/O."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ INVARIANTS: Mapping[str, Callable[[Facts], Iterator[Violation]]] = {
 
 @dataclass(slots=True)
 class Report:
-    """What was found. It passes if nothing was."""
+    """The violations of a history; without any it passes."""
 
     facts: Facts
     findings: list[Finding]
@@ -50,7 +50,7 @@ class Report:
         )
 
     def subjects(self, *invariants: str) -> set[str]:
-        """The ids or keys that break any of these."""
+        """The ids or keys that violate any of these invariants."""
         return {who for finding in self.findings if finding.invariant in invariants for who in finding.subjects}
 
 

@@ -1,15 +1,15 @@
-"""What an event of a run holds, and what a delivery must have in common with its witness."""
+"""The content of events, and the fingerprint that ties a delivery to its witness."""
 
 import hashlib
 from typing import Any, Final
 
 STREAM: Final = "proof"
 QUEUE: Final = "proof-queue"
-_TASK: Final = "task-"  # how the keys of the queue begin
+_TASK: Final = "task-"  # the prefix of the queue's keys
 
 
 def keys_of(stream: str, count: int) -> list[str]:
-    """Keys that belong to one stream."""
+    """The keys of one stream."""
     return [f"{_TASK if stream == QUEUE else 'key-'}{number}" for number in range(count)]
 
 
@@ -18,11 +18,11 @@ def stream_of(key: str) -> str:
 
 
 def fingerprint(key: str | None, payload: bytes, mark: str) -> str:
-    """Of key, payload and the header "proof"."""
+    """A hash of key, payload and the header "proof"."""
     return hashlib.sha256(f"{key}\0{mark}\0".encode() + payload).hexdigest()
 
 
-# What an outbox takes as bytes, whatever a consumer makes of it.
+# Payloads that an outbox must take, because they are bytes.
 _ODD: Final = (
     b"",
     b"\0",
@@ -31,7 +31,7 @@ _ODD: Final = (
     b"[" * 10_000 + b"]" * 10_000,
     b'{"n": NaN}',
 )
-# What it refuses, in the transaction of the writer, which goes on: each is payload and fields.
+# Events that an outbox must refuse, as payload and fields. The writer's transaction goes on.
 INVALID: Final[tuple[tuple[Any, dict[str, Any]], ...]] = (
     ({"n": float("nan")}, {}),
     ({"n": "\0"}, {}),
@@ -41,11 +41,11 @@ INVALID: Final[tuple[tuple[Any, dict[str, Any]], ...]] = (
     (b"", {"key": "a\0b"}),
     (b"", {"headers": {"a": "\ud800"}}),
 )
-_EVERY: Final = 20  # one in so many of a key is an odd one
+_EVERY: Final = 20  # one event of so many has an odd payload
 
 
 def payload(n: int, size: int, fate: str) -> bytes:
-    """Of the nth event of a key: JSON for the most part."""
+    """The payload of the nth event of a key. Most are JSON."""
     if n % _EVERY == 0 and fate == "deliver":
         return _ODD[n // _EVERY % len(_ODD)]
     return f'{{"n": {n}, "pad": "'.encode() + b"x" * size + b'"}'

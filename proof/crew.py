@@ -1,4 +1,4 @@
-"""The processes of a run: relays and writers, started, killed, stopped and ended by their ids."""
+"""The processes of a run: relays and writers."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from proof.writer import as_argument as writer_argument
 
 @dataclass(slots=True)
 class Member:
-    """A process that was started."""
+    """One process."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -31,7 +31,7 @@ class Member:
         return self.process.poll() is None
 
     def is_stopped(self) -> bool:
-        """Whether it got a SIGSTOP and no SIGCONT yet."""
+        """Whether a SIGSTOP has stopped it."""
         try:
             status = Path(f"/proc/{self.process.pid}/stat").read_text()
         except OSError:  # it ended
@@ -57,7 +57,7 @@ class Worker(Member):
     to_broker: Proxy | None
 
     def arm(self, number: signal.Signals, point: str) -> None:
-        """Have it send itself this signal at that point."""
+        """Have it send itself this signal when it reaches that point."""
         self._tell(f"{number.name} {point}")
 
     def disarm(self) -> None:
@@ -80,7 +80,7 @@ class Client(Member):
 
 
 class Crew:
-    """All of them; ``close`` leaves none behind."""
+    """Starts and ends the processes; ``close`` ends all of them."""
 
     def __init__(self, folder: Path, orders: Orders, database: Database, network: Network) -> None:
         self.folder = folder
@@ -91,10 +91,12 @@ class Crew:
         self._alive: list[Worker] = []
         self.writers: list[Client] = []
         self.migrated: dict[str, subprocess.Popen[bytes]] = {}  # by the prefix of their tables
-        self._taken: dict[str, tuple[int, float]] = {}  # how much of a trace was read, and the last take in it
+        self._taken: dict[
+            str, tuple[int, float]
+        ] = {}  # by worker: how many bytes of its trace were read, and its last take
 
     def start_worker(self, clock: float = 0.0) -> Worker:
-        """``clock``: how many seconds off its clock is."""
+        """``clock``: the error of its clock in seconds."""
         number = len(self.workers) + 1
         name = f"w{number}"
         orders = replace(self.orders, name=name)
@@ -111,7 +113,7 @@ class Crew:
         return worker
 
     def start_writer(self, load: Load, clock: float = 0.0) -> Client:
-        """``clock``: how many seconds off its clock is, and with it the instants in the ids of its events."""
+        """``clock``: the error of its clock in seconds. The ids of its events contain that clock."""
         load = replace(load, name=f"writer-{len(self.writers) + 1}", seed=load.seed + len(self.writers))
         proxy = self.network.to_database()
         if proxy is not None:
@@ -122,7 +124,7 @@ class Crew:
         return client
 
     def start_migration(self, seconds: float) -> subprocess.Popen[bytes]:
-        """It kills itself after so long."""
+        """Start a migration that kills itself after so many seconds."""
         prefix = f"moved{len(self.migrated) + 1}"
         arguments = self._database.url, prefix, f"{seconds:.4f}"
         self.migrated[prefix] = process = self._start("proof.migrator", prefix, *arguments)
@@ -139,7 +141,7 @@ class Crew:
             )
 
     def await_start(self, seconds: float = 60.0) -> None:
-        """Until every relay has begun and a transaction was made: load and faults are for those that are there."""
+        """Wait until every relay has started and a first transaction has ended."""
         deadline = time.monotonic() + seconds
         files = [self.folder / f"trace-{worker.name}.jsonl" for worker in self.workers]
         files.append(self.folder / "writers.jsonl")
@@ -150,12 +152,12 @@ class Crew:
             time.sleep(0.05)
 
     def transactions(self) -> int:
-        """How many the writers have ended."""
+        """The number of transactions that have ended."""
         path = self.folder / "writers.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def taken(self) -> dict[str, float]:
-        """When each relay last took shards, of those that did."""
+        """The instant at which each relay last took shards; without those that never did."""
         for worker in self.alive:
             path = self.folder / f"trace-{worker.name}.jsonl"
             if not path.exists():
@@ -170,18 +172,18 @@ class Crew:
         return {name: last for name, (_, last) in self._taken.items() if last}
 
     def peak_mb(self) -> float:
-        """The most memory that a relay has used."""
+        """The highest memory use of any relay."""
         return max((_peak_mb(worker.process.pid) for worker in self.alive), default=0.0)
 
     @property
     def alive(self) -> list[Worker]:
-        # Those that ended are hundreds in a campaign, and stay so.
+        # A campaign ends hundreds of relays: do not ask for those again.
         self._alive = [worker for worker in self._alive if worker.is_alive]
         return list(self._alive)
 
     @property
     def clients(self) -> list[Client]:
-        """Those that are alive."""
+        """The writers that are alive."""
         return [writer for writer in self.writers if writer.is_alive]
 
     def stop_writers(self) -> None:
@@ -194,7 +196,7 @@ class Crew:
                 writer.process.wait()
 
     def stop_workers(self, seconds: float = 30.0) -> list[str]:
-        """SIGTERM to all; the names of those that did not end by themselves."""
+        """Send SIGTERM to all relays. Returns the names of those that did not end."""
         for worker in self.alive:
             worker.signal(signal.SIGCONT)
             worker.signal(signal.SIGTERM)
@@ -209,8 +211,8 @@ class Crew:
         return [worker.name for worker in late]
 
     def broken(self) -> list[str]:
-        """Those that ended in another way than by a SIGTERM or a SIGKILL."""
-        wanted = (0, -signal.SIGKILL, -signal.SIGTERM)  # the last one: before it had begun
+        """The processes that ended by themselves, and not by SIGTERM or SIGKILL."""
+        wanted = (0, -signal.SIGKILL, -signal.SIGTERM)  # -SIGTERM: before it had installed its handler
         return [
             f"{member.name} ({member.process.returncode})"
             for member in (*self.workers, *self.writers)

@@ -1,4 +1,4 @@
-"""What was delivered: the destination's own log, read from its beginning by somebody who is not the relay."""
+"""Deliveries, read from the destination's own log and not from the relay."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from proof.history import Delivery
 
 
 def from_ledger(path: Path) -> list[Delivery]:
-    """Of handlers that all append to one file."""
+    """Deliveries to handlers, which append to one file."""
     if not path.exists():
         return []
     lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -21,7 +21,7 @@ def from_ledger(path: Path) -> list[Delivery]:
 
 
 def from_kafka(servers: str, topic: str, partitions: int) -> list[Delivery]:
-    """From the beginning of every partition to its end."""
+    """Deliveries to Kafka: every partition from its beginning to its end."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "proof", "log_level": 2})
     places = [TopicPartition(topic, number, 0) for number in range(partitions)]
     ends = {place.partition: consumer.get_watermark_offsets(place, timeout=30)[1] for place in places}

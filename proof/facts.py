@@ -1,4 +1,4 @@
-"""What several invariants ask of a history, worked out once."""
+"""Facts of a history that several invariants need, computed once."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from proof.history import Change, Delivery, Fault, History, Witness
 PARKED = "parked"
 _ENDED_BY_OPERATOR = frozenset({"discard", "purge"})
 
-# A key of a stream: what order is promised for.
-Lane = tuple[str, str]
+# A stream and a key: order is promised within it.
+StreamKey = tuple[str, str]
 
 
 @dataclass(slots=True)
 class Death:
-    """An event that came to the dead letters."""
+    """One death of an event."""
 
     event_id: str
     attempts: int | None
@@ -26,7 +26,7 @@ class Death:
 
 
 class Facts:
-    """Settings that are read here: on_dead (one word, or one per stream), queue_streams (their names)."""
+    """Settings: on_dead (a policy, or one for each stream), queue_streams (their names)."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -40,7 +40,7 @@ class Facts:
         return str(said.get(stream, "skip") if isinstance(said, dict) else said)
 
     def monotonic(self, at: float) -> float:
-        """An instant of the database's clock."""
+        """An instant of the database's clock on the monotonic clock."""
         return at - self.history.run.clock
 
     @cached_property
@@ -57,7 +57,7 @@ class Facts:
 
     @cached_property
     def audits(self) -> Counter[tuple[str, str]]:
-        """How often an operator did something to an event: (action, event id)."""
+        """By (action, event id): how often an operator did that."""
         logged: Counter[tuple[str, str]] = Counter(
             (change.new or "", change.event_id) for change in self.changes if change.kind == "audit" and change.event_id
         )
@@ -73,13 +73,13 @@ class Facts:
         return any((action, event_id) in self.audits for action in _ENDED_BY_OPERATOR)
 
     @cached_property
-    def operated(self) -> set[Lane]:
-        """The keys of which an operator replayed or gave up an event."""
-        return {lane for _, event_id in self.audits if (lane := self.lane(event_id)) is not None}
+    def operated(self) -> set[StreamKey]:
+        """The keys with an event that an operator replayed or discarded."""
+        return {key for _, event_id in self.audits if (key := self.key_of(event_id)) is not None}
 
     @cached_property
     def deaths(self) -> list[Death]:
-        """Each death that was logged, and those at the end whose log is missing."""
+        """Each death that was logged, and dead letters whose death is missing in the log."""
         letters = self.history.final.dead
         found = [
             Death(change.event_id, change.attempts, str(letters.get(change.event_id, {}).get("error", "")))
@@ -99,7 +99,7 @@ class Facts:
 
     @cached_property
     def published_once(self) -> set[str]:
-        """Ids that the outbox marked as published before an operator replayed them, if one did."""
+        """Ids that were published before any replay by an operator."""
         found: set[str] = set()
         replayed: set[str] = set()
         for change in self.changes:
@@ -111,7 +111,7 @@ class Facts:
 
     @cached_property
     def settled(self) -> set[tuple[str, int]]:
-        """Ids that were marked or removed as published, each with the token under which that was done."""
+        """Ids that were marked or deleted as published, each with the token at that moment."""
         return {
             (change.event_id, change.token)
             for change in self.changes
@@ -121,49 +121,49 @@ class Facts:
         }
 
     def cause(self, flight: Flight) -> Fault | str | None:
-        """The fault that explains a second copy of the event of this flight."""
+        """The fault that explains a second copy of this flight's event."""
         token = flight.held[3]
         if flight.ending in ("gone", "refused") and token is not None and (flight.event_id, token) in self.settled:
-            return None  # its settle was done, and only the answer is missing
+            return None  # its settle was done; only the answer was lost
         return self.flights.cause(flight, self.faults)
 
-    def lane(self, event_id: str) -> Lane | None:
-        """The key within which this event has its place; none where no order is promised."""
+    def key_of(self, event_id: str) -> StreamKey | None:
+        """The key that orders this event; None: no order is promised."""
         line = self.witness.get(event_id)
         if line is None or line.key is None or line.stream in self.queues:
             return None
         return line.stream, line.key
 
     @cached_property
-    def places(self) -> dict[str, tuple[Lane, int]]:
-        """The key and the number of each event whose number says when it is delivered.
+    def places(self) -> dict[str, tuple[StreamKey, int]]:
+        """By event id: key and number of the events that must be delivered in order of their numbers.
 
-        A scheduled event takes its place when its instant comes, and a dead one that an operator replays when he does.
+        Scheduled events and replayed dead letters are left out: they enter again at the end.
         """
-        lanes: dict[Lane, Lane] = {}  # one tuple per key, not per event
-        found: dict[str, tuple[Lane, int]] = {}
+        keys: dict[StreamKey, StreamKey] = {}  # one tuple for each key saves memory
+        found: dict[str, tuple[StreamKey, int]] = {}
         for line in self.history.witness:
-            lane = self.lane(line.event_id)
-            if lane is None or line.scheduled:
+            key = self.key_of(line.event_id)
+            if key is None or line.scheduled:
                 continue
             if not self.replays(line.event_id) or line.event_id in self.published_once:
-                found[line.event_id] = lanes.setdefault(lane, lane), line.n
+                found[line.event_id] = keys.setdefault(key, key), line.n
         return found
 
     @cached_property
-    def numbers(self) -> dict[Lane, list[tuple[int, str]]]:
-        """The events of each key that have a place, in order."""
-        found: dict[Lane, list[tuple[int, str]]] = defaultdict(list)
-        for event_id, (lane, n) in self.places.items():
-            found[lane].append((n, event_id))
+    def numbers(self) -> dict[StreamKey, list[tuple[int, str]]]:
+        """By key: the events of ``places``, in order of their numbers."""
+        found: dict[StreamKey, list[tuple[int, str]]] = defaultdict(list)
+        for event_id, (key, n) in self.places.items():
+            found[key].append((n, event_id))
         for events in found.values():
             events.sort()
         return found
 
     @cached_property
-    def by_key(self) -> dict[Lane, list[Delivery]]:
-        """The deliveries of each key in the order of the log, of events that have a place."""
-        found: dict[Lane, list[Delivery]] = defaultdict(list)
+    def by_key(self) -> dict[StreamKey, list[Delivery]]:
+        """By key: the deliveries of the events of ``places``, in the order of the destination's log."""
+        found: dict[StreamKey, list[Delivery]] = defaultdict(list)
         for delivery in self.history.deliveries:
             place = self.places.get(delivery.event_id)
             if place is not None:
@@ -174,9 +174,9 @@ class Facts:
 
     @cached_property
     def grants(self) -> dict[tuple[str, int | None], list[tuple[int, float]]]:
-        """Per shard, tokens in growing order, each with an instant by which it had surely been granted.
+        """By shard: its tokens in growing order, each with an instant at which it had certainly been granted.
 
-        From the traces of its owner, who knew it only after the commit; a database may date a change before that.
+        The instants come from the traces of the owners: a database may date a change before its commit.
         """
         known: dict[tuple[str, int | None], dict[int, float]] = defaultdict(dict)
         for trace in self.history.traces:
@@ -186,7 +186,7 @@ class Facts:
 
     @cached_property
     def superseded(self) -> dict[tuple[str, int | None, int], float]:
-        """From (stream, shard, token) to the instant from which on a newer token was surely there."""
+        """By (stream, shard, token): the instant from which a newer token had certainly been granted."""
         found: dict[tuple[str, int | None, int], float] = {}
         for (stream, shard), tokens in self.grants.items():
             newer = float("inf")
@@ -196,5 +196,5 @@ class Facts:
         return found
 
 
-def name(lane: Lane) -> str:
-    return f"{lane[0]}/{lane[1]}"
+def name(key: StreamKey) -> str:
+    return f"{key[0]}/{key[1]}"

@@ -1,4 +1,4 @@
-"""Events between the begin of their publish and the end of their settle, from the traces."""
+"""Events between the start of their publish and the end of their settle, from the traces."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from proof.faults import Faults
 from proof.history import Fault, Trace
 
-# The injector notes a kill next to sending it: a publish that a worker began this long after the note still died of it.
+# The injector notes a kill a moment before or after it sends the signal.
 _KILL_SECONDS = 1.0
 _FOREVER = float("inf")
 LOST_LEASE = "lost lease"
 
-# A worker's ownership of one shard; the key of what happens on it.
+# Worker, stream, shard and token: one ownership of a shard.
 Held = tuple[str, str, int | None, int | None]
 
 
 @dataclass(slots=True)
 class Flight:
-    """One event in one call of ``publish``. ``ending``: settled, refused, untried, left (its worker stopped in an
-    orderly way) or gone (its worker was heard of no more)."""
+    """One event in one call of ``publish``.
+
+    ending: settled, refused, untried, left (its worker stopped cleanly) or gone (its worker died).
+    """
 
     event_id: str
     held: Held
@@ -34,14 +36,14 @@ class Flight:
 
 
 class Flights:
-    """All of them, in one walk over the traces.
+    """All flights, from one walk over the traces.
 
-    Kept are those that did not end as settled after they were published: only such a one can be the cause of a copy.
+    Only interrupted flights are kept: published and settled ones cannot cause a copy.
     """
 
     def __init__(self, traces: Sequence[Trace]) -> None:
         self.interrupted: dict[str, list[Flight]] = defaultdict(list)
-        self.peak: dict[tuple[str, str], int] = defaultdict(int)  # (worker, stream) -> the most at once
+        self.peak: dict[tuple[str, str], int] = defaultdict(int)  # by worker and stream: the most events at once
         self.sent: dict[tuple[str, int | None], float] = {}  # by event id and token, when it was first sent
         self._lost: dict[Held, float] = {}
         self._open: dict[str, dict[str, Flight]] = defaultdict(dict)
@@ -84,9 +86,9 @@ class Flights:
                 self._close(flights[event_id], trace.at, "left")
             flights[event_id] = Flight(event_id, held, trace.at)
             self.sent.setdefault((event_id, trace.token), trace.at)
-        lane = trace.worker, trace.stream
-        self._up[lane] += len(trace.event_ids)
-        self.peak[lane] = max(self.peak[lane], self._up[lane])
+        place = trace.worker, trace.stream
+        self._up[place] += len(trace.event_ids)
+        self.peak[place] = max(self.peak[place], self._up[place])
 
     def _close(self, flight: Flight, at: float, ending: str) -> None:
         del self._open[flight.worker][flight.event_id]

@@ -1,7 +1,7 @@
-"""What a run leaves behind: files of JSON lines, so that the checker can be run again on an old history.
+"""The history of a run: files of JSON lines, so that an old history can be checked again.
 
-Instants are seconds of the machine's monotonic clock, which no process can set; those that a database wrote are its own
-unix time, and ``Run.clock`` is what has to be added to a monotonic instant to compare the two.
+Instants are seconds of the machine's monotonic clock, which no process can set. Instants that a database wrote are unix
+time. ``Run.clock`` plus a monotonic instant is unix time.
 """
 
 import json
@@ -16,37 +16,37 @@ import msgspec
 
 @dataclass(slots=True)
 class Run:
-    """run.json: how it was made."""
+    """run.json: the settings of the run."""
 
     seed: int
     store: str
     broker: str  # kafka, or handlers
-    seconds: float  # of load; rest and healing come after
+    seconds: float  # how long events were written
     versions: dict[str, str]
     settings: dict[str, Any]  # max_attempts, on_dead, lease_seconds, slots, batch, keys, writers, workers ...
     clock: float = 0.0
     began: float = 0.0
-    healed: float = 0.0  # from here on nothing was broken any more
+    healed: float = 0.0  # when the last fault had ended
     ended: float = 0.0
-    planted: str | None = None  # the name of a bug that was switched on
+    planted: str | None = None  # the name of a planted bug
 
 
 @dataclass(slots=True)
 class Witness:
-    """witness.jsonl: what was committed, read from the database at the end; written in the business transaction."""
+    """witness.jsonl: the committed events. A business transaction writes each; all are read at the end of the run."""
 
     event_id: str
     stream: str
     key: str | None
     n: int  # grows by one within (stream, key), under the key's lock
     sha256: str  # of key, payload and the header "proof"
-    fate: str = "deliver"  # or "reject": the destination refuses it for good; "flaky": fails a few times, then passes
+    fate: str = "deliver"  # or "reject": always rejected; "flaky": fails at first
     scheduled: bool = False
 
 
 @dataclass(slots=True)
 class Attempted:
-    """writers.jsonl: a business transaction as its client saw it."""
+    """writers.jsonl: one business transaction, as its client saw it."""
 
     at: float
     result: str  # ok, failed, rolled_back or unknown
@@ -55,23 +55,25 @@ class Attempted:
 
 @dataclass(slots=True)
 class Delivery:
-    """deliveries.jsonl: read independently from the broker's log, or from the handlers' ledger, in its order."""
+    """deliveries.jsonl: the broker's log or the handlers' ledger, in its order."""
 
     event_id: str
     key: str | None
     sha256: str
-    place: Sequence[int]  # partition and offset; or the line of the ledger
+    place: Sequence[int]  # partition and offset, or the line of the ledger
     at: float = 0.0
 
 
 @dataclass(slots=True)
 class Change:
-    """changes.jsonl: what the database logged, in the order of ``seq``.
+    """changes.jsonl: the changes that the database logged, in the order of ``seq``.
 
-    kind "event": ``old`` and ``new`` are states (none: it was not there, or is deleted), ``token`` is that of its
-    shard's lease at this moment (queue streams: of its own lease). kind "lease": owner, token and until after the
-    change. kind "aside": a key is set aside (``new`` is the mode) or released (none). kind "dead": a dead letter comes
-    (``new`` is "dead") or goes (none). kind "audit": ``new`` is what an operator did.
+    kind "event": ``old`` and ``new`` are states, None before the insert and after the delete. ``token`` is that of the
+    shard's lease at this moment, in a queue stream that of the event's lease.
+    kind "lease": owner, token and until after the change.
+    kind "held_key": ``old`` and ``new`` are modes, None while the key is not held.
+    kind "dead": a dead letter was added (``new`` is "dead") or removed (``old`` is "dead").
+    kind "audit": ``new`` is the action of an operator.
     """
 
     seq: int
@@ -91,10 +93,10 @@ class Change:
 
 @dataclass(slots=True)
 class Trace:
-    """trace-WORKER.jsonl: what a relay did, written before and after each call of the contracts.
+    """trace-WORKER.jsonl: the calls of a relay, one line before and one after each call.
 
-    kind: read, read_begin, publish, published, settle, settled, refused (LeaseLost), take, give, renew, lost, start,
-    stop.
+    kind: read_begin, read, publish, published, settle, settled, refused (the lease was lost), take, give, renew, lost,
+    start, stop.
     """
 
     at: float
@@ -109,7 +111,7 @@ class Trace:
 
 @dataclass(slots=True)
 class Fault:
-    """faults.jsonl: what the injector did. ``until``: when it was healed (same as ``at`` for what is over at once)."""
+    """faults.jsonl: one fault. ``until``: when it was mended; the same as ``at`` if it lasts no time."""
 
     at: float
     kind: str  # kill, stop, term, start, database, sessions, failover, broker, proxy:MODE, clock, operator ...
@@ -120,7 +122,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Sample:
-    """samples.jsonl: how the outbox and the relays were, twice a second."""
+    """samples.jsonl: the backlog and the relays, a few times a second."""
 
     at: float
     waiting: int
@@ -129,7 +131,7 @@ class Sample:
     peak_mb: float
 
 
-# How the names of those counters begin that say how many events are in a state.
+# The prefix of counters that count the events in a state.
 IN_STATE = "in state "
 
 
@@ -137,10 +139,10 @@ IN_STATE = "in state "
 class Final:
     """final.json: the outbox at rest."""
 
-    states: dict[str, str]  # event id -> state, of those that are still there
-    dead: dict[str, dict[str, Any]]  # event id -> attempts, error, permanent
+    states: dict[str, str]  # by event id, without deleted ones
+    dead: dict[str, dict[str, Any]]  # by event id: attempts, error, permanent
     audit: list[dict[str, Any]] = field(default_factory=list)
-    counters: dict[str, int] = field(default_factory=dict)  # what the relays counted, and the store
+    counters: dict[str, int] = field(default_factory=dict)  # of the relays and of the store
 
 
 _LINES = {
@@ -154,7 +156,7 @@ _LINES = {
 
 
 class Log:
-    """Appends records to one file; each line is with the system at once, so that a killed process keeps its own."""
+    """Appends records to one file. No line is buffered, so that a killed process loses none."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -168,7 +170,7 @@ class Log:
 
 @dataclass(slots=True)
 class History:
-    """All of it, in memory."""
+    """A history in memory."""
 
     run: Run
     witness: list[Witness]
@@ -199,9 +201,9 @@ def save(folder: Path, name: str, record: Run | Final) -> None:
 def _read(path: Path, kind: Any) -> Iterator[Any]:
     if not path.exists():
         return
-    decode = msgspec.json.Decoder(kind).decode  # millions of lines: several times as fast as the standard library
+    decode = msgspec.json.Decoder(kind).decode  # several times as fast as the standard library, for millions of lines
     with path.open("rb") as lines:
         for line in lines:
             if not line.endswith(b"\n"):
-                return  # the process was killed while it wrote
+                return  # its process was killed in the middle of this line
             yield decode(line)

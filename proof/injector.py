@@ -1,4 +1,4 @@
-"""When something is broken, and what: as the seed says."""
+"""Decides when to break what, by the seed."""
 
 import signal
 import time
@@ -8,14 +8,14 @@ from random import Random
 from proof.breaks import Breaks, Broken
 from proof.crew import Crew
 from proof.databases.base import Database
-from proof.worker import POINTS
-from tests.servers import Kafka
+from proof.tracer import POINTS
+from servers import Kafka
 
 _LONG_SECONDS = 120.0
 
 
 class Injector(Breaks):
-    """Breaks something every now and then, one thing or several at a time."""
+    """Starts faults at random moments; several may overlap."""
 
     def __init__(
         self,
@@ -29,16 +29,16 @@ class Injector(Breaks):
         least: int = 0,
         every_point: bool = False,
     ) -> None:
-        """``only``: one kind of fault, again and again; after a colon its points, its clock or what an operator does:
+        """``only``: one kind of fault, again and again. After a colon: points, a clock or the action of an operator:
         ``kill_at_point:settled``, ``stop_at_point:reading,settling``, ``clock:3600``, ``operator:replay``."""
         only, _, detail = (only or "").partition(":")
         super().__init__(chance, database, kafka, crew, detail)
         self._least, self._every_point = least, every_point
         self._active: list[tuple[float, Broken]] = []
         self._next = time.monotonic() + min(1.5, seconds / 8)
-        # Nothing new shortly before the end: what heals late is part of the recovery, not of the faults.
+        # No new fault shortly before the end, so that faults end before the recovery is measured.
         self._last = time.monotonic() + seconds - min(3.0, seconds / 4)
-        # In a short run much has to happen; a long one has time to recover in between.
+        # Short runs have many faults; long runs leave time to recover between them.
         self._pause_seconds = (0.2, 0.6) if only else (0.3, 2.0) if seconds < _LONG_SECONDS else (0.5, 4.0)
         self._faults = self._choose(kind, only)
 
@@ -66,7 +66,7 @@ class Injector(Breaks):
             known |= {"broker_pause": (1, self.broker_pause), "broker_network": (2, self.broker_network)}
         if only:
             if only not in known:
-                raise ValueError(f"there is no fault {only!r} here; there are: {', '.join(known)}")
+                raise ValueError(f"unknown fault {only!r}; use one of: {', '.join(known)}")
             return [known[only][1]]
         if kind == "none":
             return []
@@ -75,18 +75,18 @@ class Injector(Breaks):
         return [fault for weight, fault in known.values() for _ in range(weight)]
 
     def step(self) -> None:
-        """Go on with what is broken, and break something new when it is time."""
+        """Continue the faults that are due, and start a new one when it is time."""
         now = time.monotonic()
         for due, fault in [each for each in self._active if each[0] <= now]:
             self._active.remove((due, fault))
             self._go_on(fault)
-        self._man()
+        self._start_missing()
         if self._faults and now >= self._next and (now < self._last or not self.is_enough()):
             self._go_on(self._chance.choice(self._faults)())
             self._next = now + self._chance.uniform(*self._pause_seconds)
 
     def is_enough(self) -> bool:
-        """Whether all that was asked for has happened, however slow the machine is."""
+        """Whether the run has had the faults that its plan demands."""
         return self.done >= self._least and (not self._every_point or self._killed_at.issuperset(POINTS))
 
     def _go_on(self, fault: Broken) -> None:
@@ -96,7 +96,7 @@ class Injector(Breaks):
             return
 
     def heal(self) -> None:
-        """Mend everything at once."""
+        """Mend everything now."""
         self._healing = True
         for _, fault in self._active:
             for pause in fault:
@@ -106,7 +106,7 @@ class Injector(Breaks):
             worker.signal(signal.SIGCONT)
         self._log.close()
 
-    def _man(self) -> None:
-        """There are as many relays as there should be."""
+    def _start_missing(self) -> None:
+        """Start relays until there are as many as planned."""
         while len(self._crew.alive) < self._wanted:
             self._crew.start_worker()

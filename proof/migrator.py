@@ -1,4 +1,4 @@
-"""A migration that kills itself in the middle: `python -m proof.migrator URL PREFIX SECONDS`"""
+"""A migration that kills itself after a moment: `python -m proof.migrator URL PREFIX SECONDS`"""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from pillarbox.urls import store_from_url
 
 
 async def migrate(url: str, prefix: str) -> None:
-    """Make an outbox, or make it whole; raises unless it can be used then."""
+    """Create or complete an outbox. Raises if it cannot be used afterwards."""
     store = store_from_url(url, prefix=prefix)
     await store.migrate()
     await store.open()

@@ -1,17 +1,17 @@
-"""The proxies of a run: one before the database for each relay, and a few before the broker."""
+"""The proxies of a run: one to the database for each relay, and a few to the broker."""
 
 from typing import Any
 
 from proof.databases.base import Database
 from proof.proxy import Proxy
 from proof.proxy_thread import ProxyThread
-from tests.servers import Kafka
+from servers import Kafka
 
 BROKER_PROXIES = 4
 
 
 class Network:
-    """Opens them; those of a relay that ended stay until the run does."""
+    """Opens proxies. All stay open until the end of the run."""
 
     def __init__(self, database: Database, kafka: Kafka | None) -> None:
         self._database = database
@@ -22,7 +22,7 @@ class Network:
             self.broker = [self._thread.open("127.0.0.1", ports.target, port=ports.listen) for ports in kafka.proxies]
 
     def to_database(self) -> Proxy | None:
-        """A new one; none where the database is not behind a network, or its clients learn its address."""
+        """A new proxy to the database; None: its clients cannot be sent through one."""
         port = self._database.port
         return None if port is None else self._thread.open("127.0.0.1", port)
 

@@ -1,30 +1,34 @@
-"""Bugs to be caught: each is a mistake that a relay could have, switched on by its name in the workers of a run.
+"""Planted bugs: mistakes that a relay could have. A run switches one on by its name, and the checker must find it.
 
-They change the objects of one process, by hand, from outside of the library.
+Each changes the store or the publisher of one process from outside the library.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import count
-from typing import Any, Final, TypeVar
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pillarbox import Event
-from pillarbox.errors import LeaseLost
+from pillarbox.batch import Batch, Part
 from pillarbox.publisher import PUBLISHED, Outcome, Result, rejected, retry
-from pillarbox.store import Claim, Failure, Grant, Settlement
-from pillarbox.stores.sql import SqlStore
+from pillarbox.store import Claim, ClaimResults, Failure, Grant, Settlement
 
-# A bug of the writers, and not of the relays: what is rolled back leaves its event behind.
+if TYPE_CHECKING:
+    from pillarbox.conformance.probes import SqlProbe
+
+# A bug of the writers, not of the relays: a rolled-back transaction leaves its event behind.
 EVENT_IN_A_TRANSACTION_OF_ITS_OWN: Final = "event_in_a_transaction_of_its_own"
 _BUFFERED_SECONDS: Final = 0.5
 _CROSSING_SECONDS: Final = 0.2
 _PATIENT_SECONDS: Final = 2.0
 _background: set[asyncio.Task[Any]] = set()
-T = TypeVar("T")
+
+Held: TypeAlias = Mapping[int, Collection[str]]
+Settle: TypeAlias = Callable[[Sequence[Settlement]], Awaitable[Held]]
 
 
 def _keep(task: asyncio.Task[Any]) -> None:
@@ -39,62 +43,76 @@ def plant(name: str | None, store: Any, publisher: Any) -> None:
 
 
 def settle_before_the_acknowledgement(store: Any, publisher: Any) -> None:
-    """Sent is taken for confirmed."""
+    """A sent event counts as confirmed."""
     send = publisher.publish
 
-    async def later(events: Sequence[Event]) -> None:
+    async def later(batch: Batch) -> None:
         await asyncio.sleep(_BUFFERED_SECONDS)
-        await send(events)
+        await send(batch)
 
-    async def publish(events: Sequence[Event]) -> Sequence[Outcome]:
-        _keep(asyncio.create_task(later(events)))
-        return [PUBLISHED] * len(events)
+    async def publish(batch: Batch) -> Sequence[Outcome]:
+        _keep(asyncio.create_task(later(batch)))
+        return [PUBLISHED] * len(batch)
 
     publisher.publish = publish
 
 
 def delivery_report_ignored(store: Any, publisher: Any) -> None:
-    """What the broker refused counts as published."""
+    """A rejected event counts as published."""
     send = publisher.publish
 
-    async def publish(events: Sequence[Event]) -> Sequence[Outcome]:
-        await send(events)
-        return [PUBLISHED] * len(events)
+    async def publish(batch: Batch) -> Sequence[Outcome]:
+        await send(batch)
+        return [PUBLISHED] * len(batch)
 
     publisher.publish = publish
 
 
-async def _current(store: SqlStore, grant: Grant) -> Grant:
-    """The grant with whatever token and owner the lease has now."""
+def _probe(store: Any) -> "SqlProbe":
+    """Reads the database directly; the planted bugs that need it run on SQL databases."""
+    from pillarbox.conformance.probes import probe_of  # a relay without a bug needs no test tools
+
+    probe: SqlProbe = probe_of(store)
+    return probe
+
+
+async def _current(store: Any, grant: Grant) -> Grant:
+    """The grant with the token and the owner that the lease has now."""
     text = "SELECT token, owner FROM {lease} WHERE stream = :stream AND shard = :shard"
-    rows = await store._db.fetch(store._statement(text), stream=grant.stream, shard=grant.shard)
-    return grant._replace(token=rows[0][0], worker=rows[0][1] or grant.worker)
+    ((token, owner),) = await _probe(store).query(text, stream=grant.stream, shard=grant.shard)
+    return grant._replace(token=token, worker=owner or grant.worker)
 
 
-async def _with_any_token(store: SqlStore, grant: Grant, call: Callable[[Grant], Awaitable[T]]) -> T:
-    """As the owner that the lease has now, which may be another one before the call arrives: then once more, so that
-    the bug shows each time."""
+async def _settle_as_the_owner(store: Any, settle: Settle, settlement: Settlement) -> Held:
+    """Settle with the token that the lease has now.
+
+    Another worker may take the lease before the call arrives. Then it is tried again, so that the bug always shows.
+    """
     deadline = time.monotonic() + _PATIENT_SECONDS
     while True:
-        try:
-            return await call(await _current(store, grant))
-        except LeaseLost:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.01)
+        held = await settle([replace(settlement, grant=await _current(store, settlement.grant))])
+        if held or time.monotonic() > deadline:
+            return held
+        await asyncio.sleep(0.01)
+
+
+def _replace_statement(store: Any, name: str, text: str) -> None:
+    statements = _probe(store).statements
+    if name not in statements:
+        raise ValueError(f"{store.description} has no statement {name!r}; plant this bug on another database")
+    statements[name] = statements.make(text)
 
 
 def settle_without_the_token(store: Any, publisher: Any) -> None:
     """A stale owner settles all the same."""
     settle = store.settle
 
-    async def careless(grant: Grant, settlement: Settlement) -> Collection[str]:
-        done: Collection[str]
-        try:
-            done = await settle(grant, settlement)
-        except LeaseLost:
-            done = await _with_any_token(store, grant, lambda current: settle(current, settlement))
-        return done
+    async def careless(settlements: Sequence[Settlement]) -> Held:
+        held = dict(await settle(settlements))
+        for settlement in settlements:
+            if settlement.grant.shard not in held:
+                held |= await _settle_as_the_owner(store, settle, settlement)
+        return held
 
     store.settle = careless
 
@@ -103,10 +121,12 @@ def settle_that_crosses_a_take_over(store: Any, publisher: Any) -> None:
     """The lease was checked by the read, and the events are changed a moment later."""
     settle = store.settle
 
-    async def careless(grant: Grant, settlement: Settlement) -> Collection[str]:
+    async def careless(settlements: Sequence[Settlement]) -> Held:
         await asyncio.sleep(_CROSSING_SECONDS)
-        done: Collection[str] = await _with_any_token(store, grant, lambda current: settle(current, settlement))
-        return done
+        held: dict[int, Collection[str]] = {}
+        for settlement in settlements:
+            held |= await _settle_as_the_owner(store, settle, settlement)
+        return held
 
     store.settle = careless
 
@@ -115,81 +135,86 @@ def read_without_the_token(store: Any, publisher: Any) -> None:
     """A stale owner reads, and goes on publishing."""
     read = store.read
 
-    async def careless(grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+    async def careless(grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
         deadline = time.monotonic() + _PATIENT_SECONDS
         while True:
-            events: Sequence[Event] = await _with_any_token(store, grant, lambda now: read(now, limit, max_bytes))
-            # The new owner leaves little to read: wait for it, so that the bug shows each time.
-            if events or (await _current(store, grant)).token == grant.token or time.monotonic() > deadline:
-                return events
+            current = [await _current(store, grant) for grant in grants]
+            parts: Sequence[Part] = await read(current, limit, max_bytes)
+            # The new owner leaves little to read: wait for it, so that the bug always shows.
+            if parts or current == list(grants) or time.monotonic() > deadline:
+                tokens = {grant.shard: grant.token for grant in grants}
+                return [part._replace(token=tokens[part.shard or 0]) for part in parts]
             await asyncio.sleep(0.01)
 
     store.read = careless
     settle_without_the_token(store, publisher)
 
 
-def order_by_id(store: Any, publisher: Any) -> None:
-    """In order of the writers' clocks rather than of commits."""
+def _change_reads(store: Any, change: Callable[[Part], Sequence[Event]]) -> None:
+    """Have each read return other events than the store found."""
     read = store.read
 
-    async def careless(grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
-        return sorted(await read(grant, limit, max_bytes), key=lambda event: event.id)
+    async def careless(grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
+        parts = [part._replace(events=change(part)) for part in await read(grants, limit, max_bytes)]
+        return [part for part in parts if part.events]
 
     store.read = careless
+
+
+def order_by_id(store: Any, publisher: Any) -> None:
+    """Events are read in the order of the writers' clocks, not of the commits."""
+    _change_reads(store, lambda part: sorted(part.events, key=lambda event: event.id))
 
 
 def only_after_the_last_seen(store: Any, publisher: Any) -> None:
-    """What commits late, with a lower number, is never seen."""
-    read = store.read
-    seen: dict[int, int] = {}
+    """An event that commits late, with a lower number, is never seen."""
+    seen: dict[int | None, int] = {}
 
-    async def careless(grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
-        last = seen.get(grant.shard, 0)
-        events = [event for event in await read(grant, limit, max_bytes) if event.seq > last]
-        seen[grant.shard] = max([last, *(event.seq for event in events)])
+    def after_the_last(part: Part) -> Sequence[Event]:
+        last = seen.get(part.shard, 0)
+        events = [event for event in part.events if event.seq > last]
+        seen[part.shard] = max([last, *(event.seq for event in events)])
         return events
 
-    store.read = careless
+    _change_reads(store, after_the_last)
 
 
 def prune_that_ignores_the_state(store: Any, publisher: Any) -> None:
-    """Old is old, published or not."""
+    """Old events are pruned, published or not."""
     prune = store.prune_published
 
     async def careless(keep_seconds: float, limit: int, after: Any = None) -> Any:
         text = "DELETE FROM {event} WHERE id IN (SELECT id FROM {event} WHERE status <> 'published' LIMIT 3)"
-        await store._db.execute(store._statement(text))
+        await _probe(store).execute(text)
         return await prune(keep_seconds, limit, after)
 
     store.prune_published = careless
 
 
 def outage_charged(store: Any, publisher: Any) -> None:
-    """A destination that is away costs an attempt."""
+    """An outage charges an attempt."""
     send = publisher.publish
 
-    async def publish(events: Sequence[Event]) -> Sequence[Outcome]:
-        task = asyncio.create_task(send(events))
+    async def publish(batch: Batch) -> Sequence[Outcome]:
+        task = asyncio.create_task(send(batch))
         done, _ = await asyncio.wait([task], timeout=0.5)
         if done:
             outcomes: Sequence[Outcome] = task.result()
             return [retry(each.error or "") if each.is_outage else each for each in outcomes]
         _keep(task)
-        return [retry("the destination did not answer")] * len(events)
+        return [retry("the destination did not answer")] * len(batch)
 
     publisher.publish = publish
 
 
 def leases_by_the_workers_clock(store: Any, publisher: Any) -> None:
-    """A worker whose clock is ahead takes what others own."""
+    """A worker whose clock is ahead takes shards that others own."""
     take, look = store.take, store.poll
 
     async def careless(stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
-        now = (await store._db.fetch(store._sql["clock"]))[0][0]
-        ahead = time.time() - store._as_instant(now).timestamp()
-        now_here = store.dialect.later.format(f"{ahead:.3f}")
-        text = "SELECT shard FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < NOW) LIMIT :limit"
-        store._sql["takeable"] = store._statement(text.replace("NOW", now_here))
+        here = datetime.now(UTC).isoformat(" ")
+        text = f"SELECT shard FROM {{lease}} WHERE stream = :stream AND (owner IS NULL OR lease_until < '{here}')"
+        _replace_statement(store, "takeable", f"{text} LIMIT :limit")
         grants: Sequence[Grant] = await take(stream, worker, limit, seconds)
         return grants
 
@@ -208,110 +233,125 @@ def _again(payload: bytes) -> bytes:
 
 
 def payload_serialised_again(store: Any, publisher: Any) -> None:
-    """The same JSON in other bytes."""
+    """The payload is parsed and written again: the same JSON in other bytes."""
     send = publisher.publish
 
-    async def publish(events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes: Sequence[Outcome] = await send([event._replace(payload=_again(event.payload)) for event in events])
+    async def publish(batch: Batch) -> Sequence[Outcome]:
+        again = [
+            part._replace(events=[event._replace(payload=_again(event.payload)) for event in part.events])
+            for part in batch.parts
+        ]
+        outcomes: Sequence[Outcome] = await send(Batch(batch.stream, again))
         return outcomes
 
     publisher.publish = publish
 
 
-def retry_overtaken_by_its_key(store: Any, publisher: Any) -> None:
-    """A failed event does not hold back what follows."""
+def _change_settlements(store: Any, change: Callable[[Settlement], Settlement]) -> None:
+    """Have each settle write something else than the relay decided."""
     settle = store.settle
 
-    async def careless(grant: Grant, settlement: Settlement) -> Collection[str]:
-        failed = [failure._replace(delay=0.3) for failure in settlement.failed]
-        done: Collection[str] = await settle(grant, replace(settlement, failed=failed, aside={}, held=()))
-        return done
+    async def careless(settlements: Sequence[Settlement]) -> Held:
+        held: Held = await settle([change(settlement) for settlement in settlements])
+        return held
 
     store.settle = careless
 
 
+def retry_overtaken_by_its_key(store: Any, publisher: Any) -> None:
+    """A failed event does not hold its key."""
+
+    def without_holding(settlement: Settlement) -> Settlement:
+        failed = [failure._replace(delay=0.3) for failure in settlement.failed]
+        return replace(settlement, failed=failed, hold_keys={}, held=())
+
+    _change_settlements(store, without_holding)
+
+
 def whole_batch_declared_dead(store: Any, publisher: Any) -> None:
-    """One refused event condemns those that were sent with it."""
+    """One rejected event kills the whole batch."""
     send = publisher.publish
 
-    async def publish(events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes: Sequence[Outcome] = await send(events)
+    async def publish(batch: Batch) -> Sequence[Outcome]:
+        outcomes: Sequence[Outcome] = await send(batch)
         if any(outcome.result is Result.REJECTED for outcome in outcomes):
-            return [rejected("its batch was refused")] * len(events)
+            return [rejected("its batch was refused")] * len(batch)
         return outcomes
 
     publisher.publish = publish
 
 
 def dead_before_its_attempts(store: Any, publisher: Any) -> None:
-    """The first failure is the last."""
-    settle = store.settle
+    """An event dies of its first failure."""
 
-    async def careless(grant: Grant, settlement: Settlement) -> Collection[str]:
+    def all_dead(settlement: Settlement) -> Settlement:
         dead = [*settlement.dead, *(Failure(each.event, each.error, each.attempts) for each in settlement.failed)]
-        done: Collection[str] = await settle(grant, replace(settlement, dead=dead, failed=(), aside={}))
-        return done
+        return replace(settlement, dead=dead, failed=(), hold_keys={})
 
-    store.settle = careless
+    _change_settlements(store, all_dead)
 
 
 def replay_that_forgets_its_key(store: Any, publisher: Any) -> None:
-    """An operator's replay brings the event back, and its key stays blocked."""
-    same = "UPDATE {blocked_key} SET mode = mode WHERE stream = :stream AND shard = :shard AND key = :key"
-    store._sql["free_key"] = store._statement(f"{same} AND dead_head = :id")
+    """A replayed event is back, but its key stays blocked."""
+    text = "UPDATE {held_key} AS k SET mode = mode WHERE k.stream = :stream AND k.shard = :shard AND k.key = :key"
+    _replace_statement(store, "free_key", text)
 
 
 def sent_again_to_be_sure(store: Any, publisher: Any) -> None:
-    """What was confirmed is sent once more, as by a producer that is not idempotent."""
+    """Confirmed events are sent once more, as by a producer that is not idempotent."""
     send = publisher.publish
     calls = count()
 
-    async def publish(events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes: Sequence[Outcome] = await send(events)
+    async def publish(batch: Batch) -> Sequence[Outcome]:
+        outcomes: Sequence[Outcome] = await send(batch)
         if next(calls) % 10 == 0:
-            await send([event for event, each in zip(events, outcomes, strict=True) if each == PUBLISHED])
+            confirmed = [event for event, each in zip(batch, outcomes, strict=True) if each == PUBLISHED]
+            await send(Batch.of(confirmed, batch.stream))
         return outcomes
 
     publisher.publish = publish
 
 
 def take_over_that_resets_what_is_published(store: Any, publisher: Any) -> None:
-    """A new owner begins with everything that is young, whatever became of it."""
+    """A new owner makes published events pending again."""
     take = store.take
 
     async def careless(stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
         grants: Sequence[Grant] = await take(stream, worker, limit, seconds)
-        text = """UPDATE {event} SET status = 'pending' WHERE stream = :stream AND shard = :shard
-            AND status = 'published' AND published_at > {later:young}"""
+        text = (
+            "UPDATE {event} SET status = 'pending' WHERE stream = :stream AND shard = :shard AND status = 'published'"
+        )
         for grant in grants:
-            await store._db.execute(store._statement(text), stream=stream, shard=grant.shard, young=-5.0)
+            await _probe(store).execute(text, stream=stream, shard=grant.shard)
         return grants
 
     store.take = careless
+
+
+async def _current_token(store: Any, claim: Claim) -> int:
+    found = [each for each in await store.find_by_id(claim.event.id) if each.event.stream == claim.event.stream]
+    return int(found[0].lease_token) if found else claim.token
 
 
 def claim_settled_without_its_token(store: Any, publisher: Any) -> None:
     """A worker whose event was rescued settles it all the same."""
     settle_claims = store.settle_claims
 
-    async def careless(claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
-        refused: int = await settle_claims(claims, settlement, refund)
+    async def careless(claims: Sequence[Claim], results: ClaimResults) -> int:
+        refused: int = await settle_claims(claims, results)
         if refused:
-            ids = [claim.event.id for claim in claims]
-            rows = await store._db.fetch(store._sql["claimed"], ids=ids)
-            now = {store._as_uuid(row[0]): row[-1] for row in rows}
-            again = [claim._replace(token=now.get(claim.event.id, claim.token)) for claim in claims]
-            await settle_claims(again, settlement, refund)
+            again = [claim._replace(token=await _current_token(store, claim)) for claim in claims]
+            await settle_claims(again, results)
         return 0
 
     store.settle_claims = careless
 
 
 def claim_of_what_another_has(store: Any, publisher: Any) -> None:
-    """What is being worked is claimed as well."""
+    """An event that another worker has is claimed as well."""
     text = """SELECT id FROM {event} WHERE stream = :stream AND shard = :shard AND status IN ('pending', 'processing')
         ORDER BY seq LIMIT :limit"""
-    store._sql["ready_ids"] = store._statement(text)
+    _replace_statement(store, "ready", text)
 
 
 _OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {

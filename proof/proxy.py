@@ -1,7 +1,7 @@
 """A TCP proxy that breaks the network between one relay and one server.
 
-One fault at a time; each call that changes it returns when the change is in force. What the proxy had already begun to
-write counts as passed.
+It has one fault at a time. A call that changes the fault returns when the change is in force. Bytes that the proxy had
+begun to write count as passed.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _BOTH: Final[tuple[Direction, Direction]] = ("to_server", "to_client")
 
 @dataclass(slots=True)
 class Counts:
-    """Since the start. Lost bytes are those that vanished; resets are connections that the proxy itself reset."""
+    """Counts since the start. Lost bytes were swallowed; resets are connections that the proxy reset."""
 
     connections: int = 0
     resets: int = 0
@@ -48,7 +48,7 @@ class _Mode:
     cut: Direction | None = None
     cut_bytes: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    # When a throttled line will have carried all that waits for it.
+    # The instant at which a throttled line will have sent everything that waits.
     free_at: dict[Direction, float] = field(default_factory=lambda: dict.fromkeys(_BOTH, 0.0))
 
 
@@ -59,8 +59,8 @@ class _Flow:
     direction: Direction
     source: socket.socket
     sink: socket.socket
-    holed: bool = False  # something that its source sent, an end too, never reached its sink
-    deaf: bool = False  # the sink is gone, and the source must not hear of it
+    holed: bool = False  # bytes or the end of its source did not reach its sink
+    deaf: bool = False  # the sink is closed, and the source must not learn it
     mode: _Mode | None = None  # that the next three belong to
     sent_in_mode: int = 0
     tail: bytes = b""
@@ -88,7 +88,7 @@ class _Connection:
 
 
 class _Cut(ConnectionError):
-    """The bytes that a connection was allowed are through."""
+    """A connection has passed the bytes that it was allowed."""
 
 
 class Proxy:
@@ -132,7 +132,7 @@ class Proxy:
         return self
 
     async def close(self) -> None:
-        """Resets what is open. Safe to call twice."""
+        """Reset all connections. Safe to call twice."""
         async with self._changing:
             self._deafen()
             if self._place is not None:
@@ -150,47 +150,47 @@ class Proxy:
         await self.close()
 
     async def heal(self) -> None:
-        """All passes. Connections that lost something are reset: a stream with a hole must never go on."""
+        """Pass everything again. Connections that lost bytes are reset: a stream with a gap must not go on."""
         await self._change(_Mode("pass"))
 
     async def delay(self, seconds: float, jitter: float = 0.0) -> None:
-        """Whatever arrives waits so long, and up to ``jitter`` more; what follows it in its stream waits behind it."""
+        """Delay all bytes by ``seconds`` and up to ``jitter`` more, in order."""
         await self._change(_Mode("delay", delay_seconds=seconds, jitter_seconds=jitter))
 
     async def throttle(self, bytes_per_second: float) -> None:
-        """In each direction, for all connections together."""
+        """Limit each direction, for all connections together."""
         if bytes_per_second <= 0:
             raise ValueError(f"throttle({bytes_per_second}) would never end; use drop to pass nothing")
         await self._change(_Mode("throttle", bytes_per_second=bytes_per_second))
 
     async def refuse(self, *, reset: bool = False) -> None:
-        """New connections are refused; those that exist go on, or are reset."""
+        """Refuse new connections. Existing ones go on, or are reset."""
         await self._change(_Mode("refuse", refuses=True), reset=reset)
 
     async def drop(self, direction: Direction | Literal["both"] = "both") -> None:
-        """Half-open: what is sent, closed or reset on one side is not heard of on the other.
+        """Half-open: bytes, ends and resets of one side do not reach the other side.
 
-        New connections are accepted. When nothing reaches the server, it does not hear of them either.
+        New connections are accepted. If nothing reaches the server, it does not see them.
         """
         await self._change(_Mode(f"drop_{direction}", drops=_BOTH if direction == "both" else (direction,)))
 
     async def swallow_replies(self, *, after: bytes = b"") -> None:
-        """Requests arrive, on new connections too; what the server answers from now on vanishes.
+        """Pass requests, and swallow the server's answers from now on.
 
         after: on each connection only from the answer to the request that contains it, such as ``b"COMMIT"``. Without
-        it a transaction of several requests waits for the answer to its first one, and is never committed.
+        it a transaction of several requests never gets past its first answer.
         """
         await self._change(_Mode("swallow_replies", drops=("to_client",), after=after))
 
     async def cut_after(self, count: int, direction: Direction) -> None:
-        """Each connection, new ones too, is reset once it passed so many more bytes; with 0, before the first one.
+        """Reset each connection, also new ones, after so many more bytes; 0: before the first byte.
 
-        A reader that does not keep up gets fewer: a reset overtakes what is still on its way.
+        A slow reader gets fewer bytes: a reset overtakes bytes that are on their way.
         """
         await self._change(_Mode("cut_after", cut=direction, cut_bytes=count))
 
     async def reset(self) -> None:
-        """RST to both ends of every connection, once; the mode stays."""
+        """Reset both ends of every connection once. The fault stays."""
         async with self._changing:
             await self._reset(list(self._connections))
 
@@ -230,7 +230,7 @@ class Proxy:
             listener.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        # Not loop.sock_accept, which loses a connection when it is cancelled at the wrong moment.
+        # Not loop.sock_accept: it loses a connection if it is cancelled at the wrong moment.
         try:
             client, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -246,7 +246,7 @@ class Proxy:
         connection = _Connection([client])
         self._connections.add(connection)
         connection.task = asyncio.get_running_loop().create_task(self._serve(connection))
-        # Not at the end of the task's own code, which does not run at all when it is cancelled before its first step.
+        # Not in the task itself: a task that is cancelled before its first step runs no code.
         connection.task.add_done_callback(lambda task: self._end(connection, task))
 
     def _end(self, connection: _Connection, task: asyncio.Task[None]) -> None:
@@ -318,7 +318,7 @@ class Proxy:
             try:
                 await asyncio.get_running_loop().sock_sendall(flow.sink, piece)
             except OSError:
-                # That the sink is gone is news on the way back.
+                # The other direction learns that the sink is closed.
                 if not opposite.vanishes(self._mode):
                     raise
                 flow.deaf = opposite.holed = True
@@ -341,7 +341,7 @@ class Proxy:
         return size
 
     async def _wait(self, flow: _Flow, mode: _Mode, size: int) -> bool:
-        """False: the mode changed meanwhile, and the new one decides."""
+        """False: the fault changed meanwhile, and the new one decides."""
         seconds = 0.0
         if mode.bytes_per_second:
             now = asyncio.get_running_loop().time()
@@ -361,7 +361,7 @@ def _look_for(mode: _Mode, flow: _Flow, opposite: _Flow, piece: memoryview) -> N
     flow.enter(mode)
     opposite.enter(mode)
     seen = flow.tail + piece
-    # Before it is sent, so that no answer is quicker.
+    # Before the bytes are sent, so that no answer can be faster.
     opposite.triggered |= mode.after in seen
     flow.tail = seen[max(0, len(seen) - len(mode.after) + 1) :]
 
@@ -369,7 +369,7 @@ def _look_for(mode: _Mode, flow: _Flow, opposite: _Flow, piece: memoryview) -> N
 def _bound(port: int) -> socket.socket:
     sock = socket.socket()
     sock.setblocking(False)
-    # Lets two sockets have the port as long as only one of them listens.
+    # Two sockets may bind the port as long as only one listens.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((_LOCAL, port))
@@ -381,5 +381,5 @@ def _bound(port: int) -> socket.socket:
 
 def _prepare(sock: socket.socket) -> None:
     sock.setblocking(False)
-    # Small replies must not wait for an acknowledgement: that would be a delay nobody asked for.
+    # Small replies must not wait for an acknowledgement: that would be an unwanted delay.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class ProxyThread:
-    """An event loop in a thread of its own for any number of proxies, so that a busy harness does not slow them.
+    """An event loop in its own thread for all proxies, so that a busy harness does not slow them down.
 
     ``thread.run(proxy.heal())`` blocks until it is done.
     """
@@ -32,7 +32,7 @@ class ProxyThread:
         self.close()
 
     def open(self, target_host: str, target_port: int, *, port: int = 0, seed: int = 0) -> Proxy:
-        """A started proxy; closed with the thread."""
+        """A started proxy. It is closed with the thread."""
         proxy = Proxy(target_host, target_port, port=port, seed=seed)
         self._proxies.append(proxy)
         return self.run(proxy.start())

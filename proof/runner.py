@@ -1,4 +1,4 @@
-"""A run: servers, writers, relays and faults for a while, then rest; what it leaves is a history."""
+"""A run: servers, writers, relays and faults for a while, then rest. It leaves a history."""
 
 import asyncio
 import platform
@@ -28,8 +28,8 @@ from proof.network import BROKER_PROXIES, Network
 from proof.samples import Samples
 from proof.worker import Orders
 from proof.writer import Load
-from tests.servers import Kafka
-from tests.servers.kafka import VERSION as KAFKA_VERSION
+from servers import Kafka
+from servers.kafka import VERSION as KAFKA_VERSION
 
 _TOPIC: Final = "proof"
 _PARTITIONS: Final = 4
@@ -43,44 +43,46 @@ _LONG_HOLD_SECONDS: Final = 45.0
 _CONNECTIONS_BOUND: Final = 150
 _MEMORY_BOUND_MB: Final = 400
 _PATIENT_SECONDS: Final = 60.0
-_QUIET_SAMPLES: Final = 4  # that in a row found nothing waiting: then it is at rest
+_QUIET_SAMPLES: Final = 4  # after this many empty samples in a row the outbox is at rest
 
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be run. ``rejected``, ``flaky``, ``held`` and ``queued`` are shares of the load, if not the usual
-    ones."""
+    """The settings of a run.
+
+    rejected, flaky, held, queued: shares of the load; None: the default of the store and the broker.
+    """
 
     store: str = "postgres"
     broker: str = "kafka"
-    seconds: float = 30.0  # of load, from when all are there
+    seconds: float = 30.0  # of load, after everything has started
     seed: int = 1
     workers: int = 3
     writers: int = 3
     faults: str = "all"  # none, term, or all
     on_dead: str = "skip"
     planted: str | None = None
-    only: str | None = None  # one kind of fault; after a colon its point or clock
+    only: str | None = None  # one kind of fault; after a colon its detail
     lease_seconds: float = 4.0
     prune_seconds: float = 5.0
-    least_faults: int = 0  # the load goes on until there were so many
+    least_faults: int = 0  # the load goes on until there were this many faults
     least_transactions: int = 0
     every_point: bool = False  # and until a relay was killed at each point
-    stuck_seconds: float = 60.0  # if as many wait as so long ago, they are taken to wait for ever
+    stuck_seconds: float = 60.0  # a backlog that does not change for this long is stuck
     rejected: float | None = None
     flaky: float | None = None
     held: float | None = None
     queued: float | None = None
     hold_seconds: float = 2.0  # the longest that a transaction is held open
-    writers_clock: float = 0.0  # by how many seconds the first writer's is off
+    writers_clock: float = 0.0  # the error of the first writer's clock in seconds
 
 
 def _silent(line: str) -> None:
-    """For those who do not want to know."""
+    """Print nothing."""
 
 
 def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> History:
-    """Run it, and read what it left. ``tell`` gets a line now and then."""
+    """Run the plan and read its history. ``tell`` gets lines about the progress."""
     folder.mkdir(parents=True, exist_ok=True)
     tell(f"starting {plan.store} and {plan.broker}")
     database = kind_of(plan.store)(folder)
@@ -109,7 +111,7 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
         _break_things(plan, database, kafka, crew, tell)
         run.healed = time.monotonic()
         crew.stop_writers()
-        tell("nothing is broken any more; waiting until nothing waits")
+        tell("all faults have ended; waiting until the outbox is at rest")
         _rest(samples, crew, plan)
         samples.close()
         run.settings["late"] = crew.stop_workers()
@@ -192,7 +194,7 @@ def _run(plan: Plan, database: Database, kafka: Kafka | None, orders: Orders) ->
 
 
 def commit() -> str:
-    """Of the working tree, with a plus when it has changes of its own."""
+    """The commit of the working tree, with a plus if it has uncommitted changes."""
     folder = Path(__file__).parent
     try:
         found = subprocess.run(
@@ -205,7 +207,7 @@ def commit() -> str:
 
 
 def _half_made(database: Database, crew: Crew) -> list[str]:
-    """The migrations that were killed are run to their end; those that cannot be."""
+    """Complete the migrations that were killed. Returns those that cannot be completed."""
     found = []
     for prefix in crew.migrated:
         try:
@@ -238,7 +240,7 @@ def _load(plan: Plan, database: Database, folder: Path, keys: list[str], tasks: 
         tasks,
         flaky=0.01 if handlers else 0.0,
         rejected_bytes=50 if handlers else _REJECTED_BYTES,
-        # One writer at a time: with less of a pause the relays hardly get their turn.
+        # SQLite has one writer at a time: with a shorter pause the relays hardly get to write.
         pause_seconds=0.02 if plan.store == "sqlite" else 0.005,
         hold_seconds=plan.hold_seconds,
         planted=plan.planted,
@@ -251,13 +253,12 @@ def _load(plan: Plan, database: Database, folder: Path, keys: list[str], tasks: 
 
 
 def _long_load(load: Load) -> Load:
-    """A client whose transactions stay open while thousands of others commit; on a key of its own, so that it keeps
-    nobody from writing."""
+    """A writer whose transactions stay open while thousands of others commit. It has a key of its own."""
     return replace(load, held=1.0, hold_seconds=_LONG_HOLD_SECONDS, queued=0.0, rolled_back=0.0, reject=0.0)
 
 
 def _rest(samples: Samples, crew: Crew, plan: Plan) -> None:
-    """Until nothing waits, or it is clear that something will wait for ever."""
+    """Wait until the backlog is empty, or until it is clear that it is stuck."""
     while len(crew.alive) < plan.workers:
         crew.start_worker()
     samples.quiet, samples.moved = 0, time.monotonic()
@@ -266,7 +267,7 @@ def _rest(samples: Samples, crew: Crew, plan: Plan) -> None:
 
 
 async def _counted(store: Any) -> dict[str, int]:
-    """What the store says when it is asked how many events are in which state."""
+    """The store's own counts of events by state."""
     found: Counter[str] = Counter()
     for stream in (STREAM, QUEUE):
         for status, events in (await store.count(stream)).items():

@@ -1,4 +1,4 @@
-"""How the outbox and the relays are, while a run goes on."""
+"""Samples of the outbox and the relays during a run."""
 
 import threading
 import time
@@ -13,15 +13,15 @@ _MOST_SECONDS: Final = 1.0
 
 
 class Samples:
-    """Taken four times a second, in a thread, because a server that is away does not answer."""
+    """Takes four samples a second, in a thread, because a server that is down does not answer."""
 
     def __init__(self, database: Any, crew: Crew, folder: Path) -> None:
         self._database = database
         self._crew = crew
         self._log = Log(folder / "samples.jsonl")
         self._stop = threading.Event()
-        self.quiet = 0  # so many in a row found nothing waiting
-        self.moved = time.monotonic()  # when the number of those that wait was last another one
+        self.quiet = 0  # the number of empty samples in a row
+        self.moved = time.monotonic()  # when the backlog last changed
         self._waiting = -1
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -32,9 +32,9 @@ class Samples:
             now = time.monotonic()
             try:
                 waiting, oldest, connections = self._database.sample()
-            except Exception:  # away, which is part of the run
+            except Exception:  # down, as the run wants it
                 continue
-            # The longer the table, the longer it takes to count: a small part of the machine is for that.
+            # Counting a long table takes long: spend a tenth of the time on it.
             pause = min(_MOST_SECONDS, max(_SECONDS, 10 * (time.monotonic() - now)))
             self.quiet = 0 if waiting else self.quiet + 1
             if waiting != self._waiting:

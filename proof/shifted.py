@@ -1,6 +1,6 @@
-"""`python -m proof.shifted SECONDS MODULE ARGUMENT ...`: a module whose wall clock is off; the monotonic one is not.
+"""Runs a module with a wrong wall clock: `python -m proof.shifted SECONDS MODULE ARGUMENT ...`
 
-Done in Python, and not below it: threads of a broker's client that wait by a clock which lies to them wait for ever.
+The monotonic clock stays right. Only Python sees the wrong clock: the threads of a broker's client would hang with it.
 """
 
 import datetime
@@ -18,7 +18,7 @@ class _Kind(type):
 
 
 def shift(seconds: float) -> None:
-    """For all that is imported from now on."""
+    """Shift the clock of all modules that are imported from now on."""
     now, now_ns, off = time.time, time.time_ns, datetime.timedelta(seconds=seconds)
 
     class Shifted(_real, metaclass=_Kind):

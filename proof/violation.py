@@ -1,4 +1,4 @@
-"""What the invariants report: one violation at a time, counted exactly, with a few examples kept."""
+"""Violations of invariants: all are counted, a few are kept as examples."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ EXAMPLES = 20
 
 
 class Violation(NamedTuple):
-    """One case. ``sentence`` is the same for all cases of a kind, ``subject`` is the id or the key concerned."""
+    """One case. ``sentence`` names the kind of violation, ``subject`` the id or the key."""
 
     invariant: str
     sentence: str
@@ -18,7 +18,7 @@ class Violation(NamedTuple):
 
 @dataclass(slots=True)
 class Finding:
-    """All cases of one kind."""
+    """All violations of one kind."""
 
     invariant: str
     sentence: str

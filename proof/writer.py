@@ -1,4 +1,4 @@
-"""One client of the application, in a process of its own: it commits, rolls back, holds transactions, and is killed."""
+"""One client of the application in its own process. It commits, rolls back, holds transactions open, and is killed."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from proof.history import Attempted, Log
 
 @dataclass(slots=True)
 class Load:
-    """What a writer does; shares are of its transactions or events."""
+    """The settings of a writer. Shares are of its transactions or of its events."""
 
     name: str
     folder: str
@@ -34,7 +34,7 @@ class Load:
     hold_seconds: float = 2.0
     reject: float = 0.002
     flaky: float = 0.0
-    invalid: float = 0.01  # of events, before which one is tried that is refused
+    invalid: float = 0.01  # of events: an invalid one is tried first
     rejected_bytes: int = 0
     pause_seconds: float = 0.005
     planted: str | None = None

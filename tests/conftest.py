@@ -1,3 +1,3 @@
 """What every test can use."""
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["servers.fixtures"]

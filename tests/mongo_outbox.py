@@ -1,4 +1,4 @@
-"""An outbox on MongoDB as its tests need it: made, and read raw."""
+"""An outbox on MongoDB for tests: they make it and read its documents."""
 
 import asyncio
 import itertools
@@ -15,9 +15,9 @@ from pymongo import ASCENDING, MongoClient, WriteConcern
 from pymongo.database import Database
 from pymongo.monitoring import CommandListener, CommandStartedEvent
 
+from pillarbox.mongo.schema import COLLECTIONS, collection
 from pillarbox.names import Names
 from pillarbox.stores.mongo import MongoStore
-from pillarbox.stores.mongo.schema import COLLECTIONS, collection
 
 SHARDS = 16
 _numbers = itertools.count(1)
@@ -29,7 +29,7 @@ def database_url(url: str, database: str = "shop") -> str:
 
 
 class Calls(CommandListener):
-    """The commands that a client sends."""
+    """Records the commands of a client."""
 
     def __init__(self) -> None:
         self.sent: list[CommandStartedEvent] = []
@@ -38,7 +38,7 @@ class Calls(CommandListener):
         self.sent.append(event)
 
     def succeeded(self, event: object) -> None:
-        """Not of interest."""
+        """Only commands are recorded."""
 
     failed = succeeded
 
@@ -47,7 +47,7 @@ class Calls(CommandListener):
 
 
 class MongoOutbox:
-    """An outbox in a database of the server, and what is committed in it."""
+    """An outbox in a database of the server."""
 
     def __init__(self, url: str, *, prefix: str | None = None, database: str = "shop") -> None:
         self.url = database_url(url, database)

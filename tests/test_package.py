@@ -40,7 +40,7 @@ def test_contents(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "pillarbox/py.typed" in names
-    assert "pillarbox/stores/sql/migrations/postgres/0001_outbox.sql" in names
+    assert "pillarbox/sql/migrations/postgres/0001_outbox.sql" in names
     assert not [name for name in names if name.startswith("tests")]
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

@@ -27,7 +27,7 @@ import pymysql
 import pytest
 import redis
 
-from tests.servers import (
+from servers import (
     REGISTRY,
     Kafka,
     KafkaCluster,
@@ -35,15 +35,17 @@ from tests.servers import (
     MongoSet,
     Nats,
     Postgres,
+    Postgres15,
     Pulsar,
     Server,
     ServerError,
     Valkey,
+    apt,
     start_all,
 )
-from tests.servers.fixtures import OwnServer
-from tests.servers.process import wait_until
-from tests.servers.sweeper import processes_in
+from servers.fixtures import OwnServer
+from servers.process import wait_until
+from servers.sweeper import processes_in
 
 pytestmark = pytest.mark.timeout(180)
 ROOT = Path(__file__).parent.parent
@@ -206,6 +208,7 @@ def valkey_read(server: Server) -> str:
 
 CLIENTS = {
     "postgres": Client(postgres_write, postgres_read),
+    "postgres15": Client(postgres_write, postgres_read),
     "mariadb": Client(mysql_write, mysql_read),
     "mysql": Client(mysql_write, mysql_read),
     "mongo": Client(mongo_write, mongo_read),
@@ -273,7 +276,7 @@ def assert_blocked(answer: Future[str]) -> None:
 def test_listens_on_this_machine_only(own_server: OwnServer) -> None:
     import psutil
 
-    servers = [own_server(each) for each in (Postgres, Mongo, Nats, Valkey)]
+    servers = [own_server(each) for each in (Postgres, Postgres15, Mongo, Nats, Valkey)]
     for server in servers:
         sockets = [s for p in processes_in(server.folder) for s in psutil.Process(p.pid).net_connections("inet")]
         listening = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
@@ -414,6 +417,29 @@ def test_a_missing_server_skips_locally_and_fails_in_ci(ci: str, outcome: str, t
     assert "apt-get install" in said
 
 
+def test_tests_of_servers_that_were_not_asked_for_are_skipped_even_in_ci(tmp_path: Path) -> None:
+    shared = "def test_shared(nats): pass"
+    own = "from servers import Nats\ndef test_own(own_server): own_server(Nats)"
+    kept = "def test_kept(valkey): pass"
+    said = run_tests(tmp_path, f"{shared}\n{own}\n{kept}", "--servers=valkey", CI="true")
+    assert "1 passed, 2 skipped" in said
+    assert "unknown server 'valky'" in run_tests(tmp_path, kept, "--servers=valky")
+
+
+def test_a_package_that_apt_does_not_have_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal, log = tmp_path / "etc" / "refusal", tmp_path / "log"
+    program(tmp_path / "apt-get", f'echo "$*" >>{log}; test -e {refusal} || exit 1; case $* in *fails*) exit 1; esac')
+    monkeypatch.setattr(apt, "REFUSALS", {refusal: "no services"})
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    (failure,) = apt.install([("good",), ("fails",), ("better", "best")])
+
+    assert "fails` failed" in failure
+    assert [line.split()[-1] for line in log.read_text().splitlines()] == ["update", "good", "fails", "best"]
+    assert not refusal.exists()
+
+
 def program(file: Path, script: str) -> None:
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
@@ -421,7 +447,7 @@ def program(file: Path, script: str) -> None:
 
 def command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.servers", *arguments],
+        [sys.executable, "-m", "servers", *arguments],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -443,10 +469,10 @@ def assert_one_sentence(said: str, *parts: str) -> None:
     assert all(part in said for part in parts)
 
 
-def run_tests(folder: Path, source: str, **environment: str) -> str:
+def run_tests(folder: Path, source: str, *more: str, **environment: str) -> str:
     file = folder / "test_inner.py"
-    file.write_text(f"from tests.servers.fixtures import SHARED\n{source}\n")
-    options = ["-p", "tests.servers.fixtures", "-p", "no:cacheprovider", "-p", "no:randomly", "-ra"]
+    file.write_text(f"from servers.fixtures import SHARED\n{source}\n")
+    options = ["-p", "servers.fixtures", "-p", "no:cacheprovider", "-p", "no:randomly", "-ra", *more]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, f"--rootdir={folder}", str(file)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The backlog of `benchmarks/load.py` in a peer's own table; runs in the peers' environments."""
+"""The backlog of `benchmarks/load.py` in a peer's own table. Runs in the environment of the peer."""
 
 import asyncio
 import json
@@ -16,8 +16,10 @@ BYTES = f"convert_to({TEXT}, 'UTF8')"
 
 
 async def load(url: str, table: str, insert: str, events: int, body: str = "payload") -> None:
-    """Nothing but these events, in the state that ours begins with too: vacuumed, and a checkpoint behind it.
-    ``insert`` takes their number; ``body`` is the payload's column."""
+    """Load these events and nothing else, then vacuum and checkpoint as for ours.
+
+    insert: a statement that takes the number of events. body: the column of the payload.
+    """
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(f"TRUNCATE {table} RESTART IDENTITY")
@@ -37,5 +39,5 @@ async def _check(connection: Any, table: str, body: str) -> None:
 
 
 async def told_to_stop() -> None:
-    """Until the harness closes the input."""
+    """Wait until the harness closes the input."""
     await asyncio.to_thread(sys.stdin.read)

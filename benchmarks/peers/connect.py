@@ -6,12 +6,12 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.servers import maven
-from tests.servers.java import JarServer
-from tests.servers.kafka import VERSION as KAFKA_VERSION
+from servers import maven
+from servers.java import JarServer
+from servers.kafka import VERSION as KAFKA_VERSION
 
 VERSION = "3.6.1.Final"
-# What the start script of Kafka Connect gives its Java.
+# The Java options of Kafka Connect's start script.
 _JAVA_OPTIONS = (
     "-Xms256M",
     "-Xmx2G",
@@ -24,7 +24,7 @@ _JAVA_OPTIONS = (
 
 
 class Connect(JarServer):
-    """A worker with no connector; `put` starts one, and its offsets outlive `restart`."""
+    """A Kafka Connect worker. `put` starts a connector; its offsets survive `restart`."""
 
     name = "connect"
     ready_line = "Kafka Connect started"
@@ -64,14 +64,14 @@ class Connect(JarServer):
         return [str(maven.java()), *_JAVA_OPTIONS, main, str(self.folder / "worker.properties")]
 
     def put(self, connector: str, settings: Mapping[str, str]) -> None:
-        """Start a connector; returns when the worker took its settings."""
+        """Start a connector; returns when the worker has accepted its settings."""
         self._ask("PUT", f"/connectors/{connector}/config", settings)
 
     def delete(self, connector: str) -> None:
         self._ask("DELETE", f"/connectors/{connector}")
 
     def failure(self, connector: str) -> str | None:
-        """Why a task of the connector does not run any more, or None."""
+        """The error of a failed task of the connector, or None."""
         found = json.loads(self._ask("GET", f"/connectors/{connector}/status"))
         states = [found["connector"], *found["tasks"]]
         return next((each.get("trace", "no reason given") for each in states if each["state"] == "FAILED"), None)
@@ -84,7 +84,7 @@ class Connect(JarServer):
             headers={"Content-Type": "application/json"},
         )
         try:
-            # No proxy: it is this machine.
+            # No proxy: the worker runs on this machine.
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=90) as answer:
                 found: bytes = answer.read()
                 return found

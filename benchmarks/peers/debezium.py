@@ -1,6 +1,6 @@
-"""The rows that measure Debezium's outbox event router, in turn with a relay of ours that serves.
+"""Rows: Debezium's outbox event router, in turn with our relay.
 
-Both are measured from outside: from an instant that the harness knows to the moment when the broker has the last event.
+Both are measured from outside: from an instant that the harness knows until the broker has the last event.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from benchmarks.report import Row
 from benchmarks.rounds import in_turn
 from benchmarks.scale import Scale
 from benchmarks.watch import Watch
-from tests.servers.process import wait_until
+from servers.process import wait_until
 
 TABLE = "outbox"
 _CREATE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL,
@@ -39,12 +39,12 @@ async def _ask(url: str, query: str, *values: Any) -> Any:
 
 
 class Connector:
-    """One connector with a replication slot of its own: what it did not see is not in its way."""
+    """One connector with its own replication slot, so that earlier rounds do not slow it down."""
 
     _made = 0
 
     def __init__(self, bed: Bed, connect: Connect, topic: str, changed: Mapping[str, str] | None = None) -> None:
-        """``changed``: settings other than those for throughput."""
+        """``changed``: settings that differ from those for throughput."""
         Connector._made += 1
         self.name = f"outbox_{Connector._made}"
         self._url = bed.logical_url
@@ -55,8 +55,8 @@ class Connector:
 
     @property
     def settings(self) -> dict[str, str]:
-        """As its documentation has it for an outbox, with more room in its batches and queue and a short poll, and a
-        producer that may have five batches under way, as Kafka's own by default. Bytes go through as they are."""
+        """The settings of its documentation for an outbox, with larger batches and queues, a short poll, and five
+        requests in flight, as is Kafka's default. Bytes are passed on unchanged."""
         place = urlsplit(self._url)
         return {
             "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -93,19 +93,19 @@ class Connector:
         self._connect.put(self.name, self.settings)
 
     def start(self) -> None:
-        """Returns when it streams."""
+        """Start it; returns when it streams."""
         self.put()
         self._wait(active=True)
 
     def remove(self) -> None:
-        """With its slot, which would keep the log of the other side's rounds and have to decode it."""
+        """Remove it with its slot: the slot would keep and decode the log of the other side's rounds."""
         self._connect.delete(self.name)
         self._wait(active=False)
         asyncio.run(_ask(self._url, "SELECT pg_drop_replication_slot($1)", self.name))
         asyncio.run(_ask(self._url, f"DROP PUBLICATION IF EXISTS {self.name}"))
 
     def stop_worker(self) -> None:
-        """The slot and the stored offset stay."""
+        """Stop the worker. The slot and the stored offset stay."""
         self._connect.stop()
         self._wait(active=False)
 
@@ -125,7 +125,7 @@ class Connector:
 
 
 class Sides:
-    """Ours and Debezium on the same server and into the same topic."""
+    """Ours and Debezium, on the same server and to the same topic."""
 
     def __init__(self, bed: Bed, name: str, connect: Connect) -> None:
         self._bed = bed
@@ -140,7 +140,7 @@ class Sides:
         self._bed.drop_topic(self._topic)
 
     def ours_warm(self, events: int, few: int) -> float:
-        """Events per second from the commit of a backlog, by a relay that is idle after a shorter one."""
+        """Events per second from the commit of a backlog. The relay has drained a short backlog before and is idle."""
         fill_postgres(self._url, 0, settled=few)
         with self._relay() as child:
             child.answer()
@@ -150,7 +150,7 @@ class Sides:
         return found
 
     def ours_cold(self, events: int) -> float:
-        """From the start of the relay's process, with the backlog in place."""
+        """Events per second from the start of the relay's process. The backlog is there before."""
         fill_postgres(self._url, events)
         before, begun = self._watch.count(), time.monotonic()
         with self._relay() as child:
@@ -160,7 +160,7 @@ class Sides:
         return found
 
     def debezium_warm(self, events: int, few: int) -> float:
-        """The same by a connector in a worker that has published backlogs before."""
+        """Events per second from the commit of a backlog, by a connector that has published backlogs before."""
         connector = Connector(self._bed, self._connect, self._topic)
         asyncio.run(load(self._url, TABLE, _FILL, few))
         connector.start()
@@ -170,11 +170,11 @@ class Sides:
         return found
 
     def debezium_cold(self, events: int, few: int) -> float:
-        """From the start of the connector in a new worker, with the backlog in its slot."""
+        """Events per second from the start of the connector in a new worker. The backlog is there before."""
         connector = Connector(self._bed, self._connect, self._topic)
         asyncio.run(load(self._url, TABLE, _FILL, 0))
         connector.start()
-        # An offset is stored only after something was sent; without one it would begin at the end.
+        # An offset is stored only after something was sent; without one the connector starts at the end.
         self._timed("peer", few, connector)
         connector.stop_worker()
         asyncio.run(load(self._url, TABLE, _FILL, events))
@@ -194,7 +194,7 @@ class Sides:
         return self._rate(side, events, before, asyncio.run(self._commit(side, events)), connector)
 
     async def _commit(self, side: str, events: int) -> float:
-        """When the commit of so many new events returned."""
+        """Commit so many new events. Returns the instant of the commit."""
         connection = await asyncpg.connect(self._url)
         try:
             await connection.execute("CHECKPOINT")
@@ -226,7 +226,7 @@ def _of_peer(measure: Callable[[int, int], float], events: int, few: int) -> flo
 
 
 def warm(bed: Bed, scale: Scale) -> list[Row]:
-    """From the commit of a backlog; both run and are idle."""
+    """Events per second from the commit of a backlog. Both sides run and are idle."""
     name = "peer-debezium"
     with Connect(bed.servers).start() as connect:
         sides = Sides(bed, name, connect)
@@ -243,7 +243,7 @@ def warm(bed: Bed, scale: Scale) -> list[Row]:
 
 
 def cold(bed: Bed, scale: Scale) -> list[Row]:
-    """From the start of our process, and of the connector in a worker that runs, with the backlog in place."""
+    """Events per second from the start of our process, and of the connector in a running worker, with a backlog."""
     name = "peer-debezium-cold"
     with Connect(bed.servers).start() as connect:
         sides = Sides(bed, name, connect)

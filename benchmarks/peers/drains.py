@@ -1,4 +1,4 @@
-"""The rows that measure how fast a peer that polls publishes a backlog, in turn with ours."""
+"""Rows: how fast polling peers publish a backlog, in turn with ours."""
 
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ _OMNI = Environment("omni-box", since=(3, 12))
 
 
 def _against(bed: Bed, scale: Scale, name: str, module: str, python: Path | None, share: int = 1, **told: Any) -> Row:
-    """Both have a backlog of the same events before them. ``share``: a slow peer publishes the first of so many equal
-    parts of it, which is enough to know its pace."""
+    """Both sides get the same backlog. ``share``: a slow peer publishes one part of so many."""
     drains = Drains(bed, name)
 
     def of_peer() -> dict[str, Any]:
@@ -58,7 +57,7 @@ def _against(bed: Bed, scale: Scale, name: str, module: str, python: Path | None
 
 
 def loop(bed: Bed, scale: Scale) -> list[Row]:
-    """The loop that careful people write, in our environment."""
+    """A careful loop by hand, in our environment."""
     return [_against(bed, scale, "peer-loop", "drive_loop", None)]
 
 
@@ -69,7 +68,7 @@ def txoutbox(bed: Bed, scale: Scale) -> list[Row]:
 
 
 def faststream_outbox(bed: Bed, scale: Scale) -> list[Row]:
-    """As it comes, and with the settings that its page on performance names."""
+    """With its default settings, and with those of its page on performance."""
     name = "peer-faststream-outbox"
     python = _FASTSTREAM.python()
     return [
@@ -79,8 +78,7 @@ def faststream_outbox(bed: Bed, scale: Scale) -> list[Row]:
 
 
 def omni_box(bed: Bed, scale: Scale) -> list[Row]:
-    """As its quick start has it, and with several workers in the process and batches that make up for claims that look
-    at the whole backlog."""
+    """With the settings of its quick start; and with several workers and larger batches, which suit its slow claims."""
     name = "peer-omni-box"
     python = _OMNI.python()
     return [

@@ -1,6 +1,6 @@
-"""faststream-outbox with the relay of its quick start: an outbox subscriber whose answers a Kafka publisher sends.
+"""faststream-outbox with the relay of its quick start: a Kafka publisher sends the answers of an outbox subscriber.
 
-The handler's response carries the key, which the quick start leaves out. Both brokers log nothing.
+The handler's response has a key, which the quick start leaves out. Both brokers log nothing.
 """
 
 import asyncio

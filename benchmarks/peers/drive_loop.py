@@ -1,4 +1,4 @@
-"""The loop that careful people write by hand: a batch is locked, sent, confirmed and marked in one transaction."""
+"""A careful loop by hand: lock a batch, send it, wait for the confirmations and mark it, in one transaction."""
 
 import asyncio
 from typing import Any

@@ -18,7 +18,7 @@ from benchmarks.child import answer, settings_from_parent
 from benchmarks.clock import Clock
 from benchmarks.peers.backlog import NUMBERED, TEXT, load
 
-# Each event has an instant of its own, as its library writes them.
+# Each event has its own instant, as with the library's writer.
 _FILL = f"""INSERT INTO outbox_events (id, event_type, aggregate_type, aggregate_id, topic, partition_key, payload,
     status, attempts_made, max_attempts, scheduled_at, created_at)
     SELECT uuidv7(), 'order.created', 'order', gen_random_uuid(), '{{topic}}', key, ({{text}})::jsonb, 'pending', 0, 6,
@@ -26,7 +26,7 @@ _FILL = f"""INSERT INTO outbox_events (id, event_type, aggregate_type, aggregate
 
 
 class Base(DeclarativeBase):
-    """Of this program, as its documentation asks."""
+    """The declarative base, as in its documentation."""
 
 
 class OutboxEvents(Base, OutboxEventDBBase):
@@ -63,7 +63,7 @@ async def run(settings: dict[str, Any]) -> Clock:
 
 
 def main() -> None:
-    # The output is for the answers.
+    # Standard output is for the answers.
     quiet = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(wrapper_class=quiet, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     answer(asyncio.run(run(settings_from_parent())).report())

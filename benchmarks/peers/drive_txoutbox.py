@@ -1,4 +1,4 @@
-"""txoutbox on PostgreSQL, with batches of 1000, all keys of a batch at once, LISTEN, and one flush for a batch."""
+"""txoutbox on PostgreSQL: batches of 1000, all keys of a batch at once, LISTEN, and one flush for each batch."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _FILL = f"INSERT INTO {TABLE} (topic, key, payload) SELECT '{{topic}}', key, {{b
 
 
 class TimedStorage:
-    """A storage that tells the clock of its claims and acknowledgements."""
+    """A storage that reports its claims and acknowledgements to the clock."""
 
     def __init__(self, storage: Any, clock: Clock) -> None:
         self._storage = storage
@@ -40,7 +40,7 @@ class TimedStorage:
 
 
 class OneFlush:
-    """A publisher that flushes once for all that the relay hands over in one go."""
+    """A publisher that flushes once for all messages of a batch."""
 
     def __init__(self, servers: str) -> None:
         self._producer: Any = Producer({**PRODUCER_SETTINGS, "bootstrap.servers": servers})
@@ -52,7 +52,7 @@ class OneFlush:
     async def publish(self, message: Any) -> None:
         loop = asyncio.get_running_loop()
         if not self._waiting:
-            # The tasks of the batch are ready to run before this is.
+            # All tasks of the batch run before this one.
             loop.call_soon(self._flush_soon)
         confirmed = loop.create_future()
         self._waiting.append(confirmed)
@@ -81,7 +81,7 @@ class OneFlush:
 
 
 async def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Publish a backlog; without one, serve until told to stop."""
+    """Publish a backlog; without one, run until told to stop."""
     events = settings.get("events", 0)
     clock = Clock(settings.get("goal", 0))
     pool = await asyncpg.create_pool(settings["url"])

@@ -1,4 +1,4 @@
-"""Environments of the peers: pinned packages in the servers' cache, never among ours, and only when a row asks."""
+"""Environments of the peers: pinned packages in the servers' cache, installed when a row needs them."""
 
 import hashlib
 import os
@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.servers import MissingError
-from tests.servers.cache import cached
-from tests.servers.process import run
+from servers import MissingError
+from servers.cache import cached
+from servers.process import run
 
 _REQUIREMENTS = Path(__file__).parent / "requirements"
 _NO_DOWNLOADS = {"UV_PYTHON_DOWNLOADS": "never"}
@@ -18,13 +18,13 @@ _NO_DOWNLOADS = {"UV_PYTHON_DOWNLOADS": "never"}
 
 @dataclass(frozen=True)
 class Environment:
-    """The packages of `requirements/<name>.txt`, on the interpreter that ours runs on if that is new enough."""
+    """The packages of `requirements/<name>.txt`, on our interpreter if it is new enough."""
 
     name: str
     since: tuple[int, int] = (3, 11)
 
     def python(self) -> Path:
-        """Its interpreter. MissingError says in one line why there is none."""
+        """The interpreter of the environment. MissingError says why there is none."""
         base = interpreter(self.since)
         if base is None:
             version = ".".join(map(str, self.since))
@@ -54,7 +54,7 @@ class Environment:
 
 
 def interpreter(since: tuple[int, int]) -> Path | None:
-    """Ours, else the oldest one on the PATH, or of pyenv, that is new enough."""
+    """Our interpreter; else the oldest one of PATH and pyenv that is new enough."""
     if sys.version_info >= since:
         return Path(sys.executable)
     major, first = since
@@ -62,7 +62,7 @@ def interpreter(since: tuple[int, int]) -> Path | None:
         on_path = shutil.which(f"python{major}.{minor}")
         folder = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
         for found in (on_path, *sorted(folder.glob(f"{major}.{minor}.*/bin/python"))):
-            # A shim of pyenv is on the PATH whether or not it leads anywhere.
+            # A shim of pyenv may be on the PATH without an interpreter behind it.
             if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
                 return Path(found)
     return None

@@ -1,4 +1,4 @@
-"""The rows that measure how soon an event of a steady writer is at a consumer, for ours and for peers that serve."""
+"""Rows: latency from a steady writer to a consumer, for ours and for peers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ _TO_TXOUTBOX = "INSERT INTO tx_outbox (topic, key, payload, headers) VALUES ($1,
 
 
 def txoutbox(bed: Bed, scale: Scale) -> list[Row]:
-    """With LISTEN, as in the row of its throughput."""
+    """With LISTEN, as in its throughput row."""
     python = TXOUTBOX.python()
 
     @contextmanager
@@ -43,7 +43,7 @@ def txoutbox(bed: Bed, scale: Scale) -> list[Row]:
 
 
 def debezium(bed: Bed, scale: Scale) -> list[Row]:
-    """Told to wait for nothing, in a worker that runs for all rounds."""
+    """With settings for latency, in one worker for all rounds."""
     name = "peer-debezium-latency"
 
     @contextmanager
@@ -59,7 +59,7 @@ def debezium(bed: Bed, scale: Scale) -> list[Row]:
     with Connect(bed.servers).start() as connect:
         url = bed.logical_url
         peer = Side(committed(url, _TO_DEBEZIUM, values), serving)
-        # Java meets as many events once before it is measured.
+        # Warm up Java with as many events.
         with peer_side():
             arrival.measure(bed, peer, name, scale.latency_seconds)
         return arrival.rounds(bed, scale, name, arrival.ours(bed, url), peer, "peer")

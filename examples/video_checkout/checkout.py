@@ -26,24 +26,24 @@ TOPIC = "outbox_events"
 
 
 class Checkout:
-    """What a customer buys and pays with."""
+    """Purchases and wallets of customers."""
 
     def __init__(self, url: str) -> None:
-        # Ids are standard UUIDs, as those of events.
+        # Ids are standard UUIDs, like those of events.
         self.client: MongoClient[dict[str, Any]] = MongoClient(url, uuidRepresentation="standard")
         database = self.client.get_default_database()
         self.purchases, self.wallets = database["purchases"], database["wallets"]
         self.outbox = Outbox()
 
     def buy(self, customer: str, video: str, cents: int) -> UUID:
-        """The id of the purchase's event. Raises TooPoor, and then there is neither purchase nor event."""
+        """Buy a video and return the id of the event. Raises TooPoor; then neither purchase nor event exists."""
         purchase_id = uuid4()
         event_id = stable_id("purchase", purchase_id)
         purchase = {"purchase_id": purchase_id, "customer": customer, "video": video, "cents": cents}
 
         def pay(session: ClientSession) -> None:
             self.purchases.insert_one({"_id": purchase_id, **purchase}, session=session)
-            # The key of the message is that of the event. No two events share it, so no order is kept between them.
+            # The message gets the key of the event. Each event has its own key, so they have no order.
             self.outbox.add(session, "video.purchased", purchase, id=event_id, key=event_id)
             enough = {"_id": customer, "cents": {"$gte": cents}}
             if not self.wallets.update_one(enough, {"$inc": {"cents": -cents}}, session=session).modified_count:
@@ -55,13 +55,13 @@ class Checkout:
 
 
 class TooPoor(Exception):
-    """A customer has less than a video costs."""
+    """A customer has less money than a video costs."""
 
 
 @contextmanager
 def relays(count: int, store: str, kafka: str) -> Iterator[None]:
-    """So many relays at once. They wait for a MongoDB or a Kafka that is away, and go on by themselves."""
-    # The URL of a database can hold a password, and arguments can be read in the list of processes.
+    """Run this many relays. They wait for MongoDB or Kafka if it is away."""
+    # The URL of a database can contain a password, and other users can read arguments in the list of processes.
     environment = os.environ | {"PILLARBOX_STORE": store}
     command = [sys.executable, "-m", "pillarbox", "relay", "--to", f"{kafka}?topic={TOPIC}&envelope=legacy"]
     started = [subprocess.Popen([*command, "--log-level", "warning"], env=environment) for _ in range(count)]
@@ -69,7 +69,7 @@ def relays(count: int, store: str, kafka: str) -> Iterator[None]:
         yield
     finally:
         for each in started:
-            each.terminate()  # it finishes what it has under way
+            each.terminate()  # it finishes its running turns
         for each in started:
             each.wait()
 
@@ -81,7 +81,7 @@ def make_topic(kafka: str) -> None:
 
 
 def read(kafka: str, wanted: Collection[UUID]) -> list[dict[str, Any]]:
-    """The topic from its beginning: until all that are wanted were there, and nothing more comes."""
+    """Read the topic from its beginning, until all wanted events were seen and nothing more comes."""
     consumer = Consumer({"bootstrap.servers": kafka.removeprefix("kafka://"), "group.id": "video-checkout"})
     partitions = consumer.list_topics(TOPIC, timeout=30).topics[TOPIC].partitions
     consumer.assign([TopicPartition(TOPIC, number, OFFSET_BEGINNING) for number in partitions])
@@ -114,14 +114,16 @@ def story(store: str, kafka: str) -> None:
     with relays(3, store, kafka):
         with ThreadPoolExecutor(8) as pool:
             bought = [event_id for each in pool.map(shop, customers) for event_id in each]
-        print(f"bought: {len(bought)} videos; refused, and rolled back: {15 * len(customers) - len(bought)}")
+        print(f"bought: {len(bought)} videos; refused and rolled back: {15 * len(customers) - len(bought)}")
         found = Counter(each["_id"] for each in read(kafka, bought))
     once = sum(found[str(event_id)] == 1 for event_id in bought)
     print(f"in the topic {TOPIC}: all {len(bought)} events, {once} of them once, {len(bought) - once} with copies")
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description="Sell some videos, and have three relays tell Kafka.")
+    arguments = argparse.ArgumentParser(
+        description="Sell some videos, and let three relays publish the events to Kafka."
+    )
     arguments.add_argument("store", help="for example mongodb://localhost/video?replicaSet=rs0")
     arguments.add_argument("kafka", help="for example kafka://localhost:9092")
     chosen = arguments.parse_args()

@@ -1,4 +1,4 @@
-"""A wiki whose pages are rendered, indexed and counted behind the reader's back: MongoDB, and no broker.
+"""A wiki on MongoDB, without a broker: handlers in the relay render, index and count its pages.
 
 Saving a page writes a revision and three events, one for each stream of work. See the README beside this file.
 """
@@ -23,15 +23,15 @@ from pillarbox import Check, Event, Handlers, Outbox, Reject, Relay, Stream, sta
 from pillarbox.maintenance.reconcile import Reconcile
 
 CREATED = "PageRevisionCreated"
-# The stream that renders comes last: a revision with a snapshot had all its events written, so that the check below,
-# which looks for snapshots, misses none of them.
+# The stream that renders comes last: if a revision has a snapshot, all its events were written. The check below looks
+# for missing snapshots, so it misses none.
 STREAMS = ("media", "search", "wiki")
 LINK = re.compile(r"\[\[(.*?)\]\]")
 MEDIA = re.compile(r"\{\{(.*?)\}\}")
 
 
 class Wiki:
-    """transactions: False for a standalone server. patience: how long a save may take to write its events."""
+    """transactions: False for a standalone server. patience: how long a save may take until its events are written."""
 
     def __init__(self, url: str, *, transactions: bool = True, patience: timedelta = timedelta(minutes=1)) -> None:
         self.url = url
@@ -44,7 +44,7 @@ class Wiki:
         self.outbox = Outbox(transactions=transactions)
 
     def save(self, page_id: str, text: str) -> int:
-        """The number of the new revision."""
+        """Save a page and return the number of the new revision."""
         if not self.transactions:
             revision_id = self.write(page_id, text)
             # Data first: a process that dies here leaves a revision without events, and the check finds it.
@@ -60,7 +60,7 @@ class Wiki:
             return session.with_transaction(both)
 
     def write(self, page_id: str, text: str, session: ClientSession | None = None) -> int:
-        """The data alone, each step harmless if the next one never comes."""
+        """Write only the data. Each step does no harm if the next one never comes."""
         page: Any = self.pages.find_one_and_update(
             {"_id": page_id}, {"$inc": {"last": 1}}, upsert=True, return_document=ReturnDocument.AFTER, session=session
         )
@@ -78,7 +78,7 @@ class Wiki:
         ]
 
     def heads_without_snapshot(self) -> Iterator[Event]:
-        """The check: what a writer without transactions left behind when it died."""
+        """The check: events that a writer without transactions did not write because it died."""
         missing = self.pages.aggregate(
             [
                 {"$match": {"saved_at": {"$lt": datetime.now(UTC) - self.patience}}},
@@ -90,12 +90,12 @@ class Wiki:
         for page in missing:
             yield from self.events(page["_id"], page["head"])
 
-    # An event may come twice, and those of a queue stream in any order: each handler is an upsert that may be repeated.
+    # An event may come twice, and a queue stream has no order: so each handler is an upsert that may be repeated.
 
     def render(self, event: Event) -> None:
         page_id, revision_id, text = self.revision(event)
         if text.count("[[") != len(LINK.findall(text)):
-            raise Reject(f"{page_id}:{revision_id} has a link without an end")  # no retry would mend it
+            raise Reject(f"{page_id}:{revision_id} has a link without an end")  # a retry would not help
         body = LINK.sub(r'<a href="\1">\1</a>', MEDIA.sub(r'<img src="\1">', html.escape(text)))
         self.snapshots.replace_one({"_id": f"{page_id}:{revision_id}"}, {"html": body}, upsert=True)
 
@@ -125,9 +125,9 @@ class Wiki:
 
 
 def newest_wins(collection: Collection[dict[str, Any]], page_id: str, revision_id: int, found: dict[str, Any]) -> None:
-    """Upsert in one statement what a revision says of its page, unless that of a later revision is there."""
+    """Upsert the result of a revision in one statement, unless a later revision's result is there."""
     document = {"_id": page_id, "revision_id": revision_id, **found}
-    is_newer = {"$lt": ["$revision_id", revision_id]}  # what is not there is less than every number
+    is_newer = {"$lt": ["$revision_id", revision_id]}  # a missing field is less than every number
     chosen = {"$cond": [is_newer, {"$literal": document}, "$$ROOT"]}
     collection.update_one({"_id": page_id}, [{"$replaceWith": chosen}], upsert=True)
 
@@ -147,21 +147,21 @@ async def story(wiki: Wiki) -> None:
         await asyncio.to_thread(wiki.save, "broken", "This [[link never ends.")
         print("saved: 20 revisions of 5 pages, and a page that cannot be rendered")
         if not wiki.transactions:
-            await asyncio.to_thread(wiki.write, "forgotten", "Whoever saved this [[page]] died before the events.")
-            # A relay does so by itself, first a minute after its start.
+            await asyncio.to_thread(wiki.write, "forgotten", "The writer of this [[page]] died before its events.")
+            # A relay does this by itself, for the first time a minute after its start.
             done = await Reconcile(relay.store, relay.checks[0]).run_once()
-            print(f"died: a writer, between its data and its events; the check emitted {done.emitted} events")
+            print(f"a writer died between its data and its events; the check emitted {done.emitted} events")
         await relay.drain()
     kinds = (wiki.revisions, wiki.snapshots, wiki.words, wiki.media)
     print("there are now:", ", ".join(f"{kind.count_documents({})} {kind.name}" for kind in kinds))
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description="Save some pages, and have them rendered, indexed and counted.")
+    arguments = argparse.ArgumentParser(description="Save some pages, and let handlers render, index and count them.")
     arguments.add_argument("url", help="for example mongodb://localhost/wiki?replicaSet=rs0")
     arguments.add_argument("--without-transactions", action="store_true", help="for a standalone server")
     chosen = arguments.parse_args()
-    # The story has no time to wait until a save is surely over.
+    # The story does not wait until a save is certainly over.
     asyncio.run(story(Wiki(chosen.url, transactions=not chosen.without_transactions, patience=timedelta(0))))
     print("pillarbox status:", flush=True)
     subprocess.run([sys.executable, "-m", "pillarbox", "status"], env=os.environ | {"PILLARBOX_STORE": chosen.url})

@@ -1,4 +1,4 @@
-"""What a run asks of a database."""
+"""The contract between a run and its database."""
 
 import asyncio
 import time
@@ -19,30 +19,30 @@ from proof.content import INVALID, stream_of
 from proof.history import Change, Final, Witness
 from proof.planted import plant
 
-if TYPE_CHECKING:  # a writer needs no server, and to import all of them takes longer than its first transaction
-    from tests.servers import Server
+if TYPE_CHECKING:  # a writer needs no server, and importing them takes longer than its first transaction
+    from servers import Server
 
 
 class Written(NamedTuple):
-    """An event of a business transaction, to be added."""
+    """One event that a business transaction adds."""
 
     key: str
     fate: str
     size: int
-    invalid: int | None = None  # before it one that is refused, by its place in INVALID
+    invalid: int | None = None  # an index of INVALID: such an event is tried first, and must be refused
 
 
 class Writer(ABC):
-    """One client of the application; every call is one business transaction."""
+    """One client of the application. Each call is one business transaction."""
 
     def __init__(self) -> None:
         self._outbox = Outbox()
-        self.wait: Callable[[float], object] = time.sleep  # with its transaction open
+        self.wait: Callable[[float], object] = time.sleep  # called while the transaction is open
 
     def _add(self, tx: Any, each: Written, event_id: UUID, mark: str, body: bytes) -> None:
         if each.invalid is not None:
             data, fields = INVALID[each.invalid]
-            # One that is taken all the same has no witness, and is found by that.
+            # If it is not refused, the checker finds an event without a witness.
             with suppress(InvalidEvent):
                 self._outbox.add(tx, "proof.event", data, **{"key": each.key, "stream": stream_of(each.key), **fields})
         self._outbox.add(
@@ -58,21 +58,21 @@ class Writer(ABC):
 
     @abstractmethod
     def transact(self, wanted: Sequence[Written], *, commit: bool, hold_seconds: float) -> tuple[str, list[str]]:
-        """How its client saw it end (ok, failed, rolled_back or unknown), and the ids of its events."""
+        """The result as the client saw it (ok, failed, rolled_back or unknown), and the ids of the events."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class Database(ABC):
-    """A server, the business tables in it and an outbox whose changes the database logs by itself."""
+    """A server with business tables, an outbox, and a log that the database itself keeps of its changes."""
 
     name: ClassVar[str]
     can_restart: ClassVar[bool] = True
-    has_own_clock: ClassVar[bool] = True  # and not that of whichever process asks
+    has_own_clock: ClassVar[bool] = True  # SQLite uses the clock of the process that asks
 
     def __init__(self, folder: Path, url: str | None = None) -> None:
-        """With the URL of one that runs already it is for a client, and starts no server."""
+        """``url``: of a server that runs already, for a client. Without it a server is started."""
         self.folder = folder
         self._url = url
 
@@ -83,37 +83,37 @@ class Database(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """For stores and writers."""
+        """The URL for stores and writers."""
 
     @abstractmethod
     def through(self, port: int) -> str:
-        """The same through a proxy."""
+        """The URL through a proxy on this port."""
 
     @property
     def port(self) -> int | None:
-        """Where a proxy leads to; none where no proxy can stand before it."""
+        """The server's port, for a proxy; None: no proxy is possible."""
         return None if self.server is None else self.server.port
 
     @abstractmethod
     def prepare(self, keys: Sequence[str]) -> None:
-        """Make the outbox, the business tables and the log."""
+        """Create the outbox, the business tables and the log."""
 
     @abstractmethod
     def writer(self, planted: str | None = None) -> Writer: ...
 
     @abstractmethod
     def cut_sessions(self) -> None:
-        """End every connection of a relay or a writer."""
+        """End every connection of relays and writers."""
 
     def locked(self) -> AbstractContextManager[bool]:
-        """Nobody else can write into the outbox; false: it could not be had soon, or there is no such lock."""
+        """Lock the outbox against all other writers. False: there is no such lock, or it was not free soon enough."""
         return nullcontext(False)
 
     @abstractmethod
     def sample(self) -> tuple[int, float, int]:
-        """Waiting events, the age of the oldest in seconds, connections to the server.
+        """The number of waiting events, the age of the oldest in seconds, and the server's connections.
 
-        What failed is as old as its last error: a dead event that is replayed has not waited since it was written.
+        The age of a failed event counts from its last error: a replayed event has not waited since it was written.
         """
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Database(ABC):
     def version(self) -> str: ...
 
     def crash(self) -> None:
-        """The server is gone without a word, until ``come_back``."""
+        """Kill the server; ``come_back`` starts it again."""
         if self.server is not None:
             self.server.kill()
 
@@ -142,7 +142,7 @@ class Database(ABC):
             self.server.close()
 
     def ask(self, work: Any, planted: str | None = None) -> Any:
-        """Let ``work(store)`` run on a store of its own, as an operator would."""
+        """Run ``work(store)`` on a store of its own, as an operator would."""
 
         async def run() -> Any:
             store: Store = store_from_url(self.url)

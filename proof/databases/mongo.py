@@ -1,4 +1,4 @@
-"""MongoDB: a change stream, read by the harness, logs each change of the outbox in the order of the oplog."""
+"""MongoDB: the harness logs each change of the outbox from a change stream, in the order of the oplog."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ from proof.history import Change, Final, Witness
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD, tz_aware=True)
 _WAITING = ["pending", "failed", "held", "processing"]
-_WATCHED = ("event", "lease", "blocked_key", "dead_letter", "audit")
+_WATCHED = ("event", "lease", "held_key", "dead_letter", "audit")
 
 
 class MongoWriter(Writer):
@@ -80,7 +80,7 @@ class MongoProof(Database):
         super().__init__(folder, url)
         self._server: Any = None
         if url is None:
-            from tests.servers import Mongo, MongoSet
+            from servers import Mongo, MongoSet
 
             self._server = (Mongo() if self.nodes == 1 else MongoSet()).start()
         self._killed: Any = None
@@ -106,7 +106,7 @@ class MongoProof(Database):
 
     @property
     def port(self) -> int | None:
-        # The clients of a set go where its nodes say, past any proxy.
+        # Clients of a replica set connect to the addresses that its nodes announce, past any proxy.
         return super().port if self.nodes == 1 else None
 
     def prepare(self, keys: Sequence[str]) -> None:
@@ -128,8 +128,8 @@ class MongoProof(Database):
 
     def sample(self) -> tuple[int, float, int]:
         events = self._database["outbox_event"]
-        # What stands behind a dead head in a blocked key waits for an operator, not for a relay.
-        blocked = [row["key"] for row in self._database["outbox_blocked_key"].find({"mode": "blocked"}, {"key": 1})]
+        # The events of a blocked key wait for an operator, not for a relay.
+        blocked = [row["key"] for row in self._database["outbox_held_key"].find({"mode": "blocked"}, {"key": 1})]
         waiting = {"status": {"$in": _WAITING}, "key": {"$nin": blocked}}
         count = events.count_documents(waiting)
         oldest = events.find_one({**waiting, "last_error_at": None}, {"seq": 1}, sort=[("seq", 1)])
@@ -142,12 +142,12 @@ class MongoProof(Database):
             yield Witness(row["_id"], stream_of(row["k"]), row["k"], row["n"], row["sha256"], row["fate"])
 
     def _watch(self) -> None:
-        """Write down the raw changes; what they mean is worked out at the end."""
+        """Write down the raw changes. ``Meaning`` interprets them at the end."""
         wanted = [{"$match": {"ns.coll": {"$in": [f"outbox_{name}" for name in _WATCHED] + ["proof_end"]}}}]
         position = None
         with (self.folder / "oplog.jsonl").open("w") as log:
             while not self._stop.is_set():
-                # The driver goes on by itself after a moment; after longer than that it has to be told where.
+                # After a short interruption the driver resumes by itself; after a long one it must be told where.
                 with suppress(PyMongoError), self._database.watch(wanted, resume_after=position) as stream:
                     self._watching.set()
                     for change in stream:
@@ -169,9 +169,11 @@ class MongoProof(Database):
                     yield change
 
     def final(self) -> Final:
-        states = {str(row["_id"]): row["status"] for row in self._database["outbox_event"].find({}, {"status": 1})}
+        states = {
+            _event_id(row["_id"]): row["status"] for row in self._database["outbox_event"].find({}, {"status": 1})
+        }
         letters = self._database["outbox_dead_letter"].find({}, {"attempts": 1, "error": 1})
-        dead = {str(row["_id"]): {"attempts": row["attempts"], "error": row["error"]} for row in letters}
+        dead = {_event_id(row["_id"]): {"attempts": row["attempts"], "error": row["error"]} for row in letters}
         audit = [
             {"by": row["operator"], "action": row["action"], "event_id": str(row.get("event_id"))}
             for row in self._database["outbox_audit"].find()
@@ -182,7 +184,7 @@ class MongoProof(Database):
         return f"MongoDB {self._client.server_info()['version']}, {self.nodes} node{'s' * (self.nodes > 1)}"
 
     def crash(self) -> None:
-        """One node: it is gone; three: its primary is."""
+        """Kill the node; of three nodes, the primary."""
         self._killed = self._server if self.nodes == 1 else self._server.primary()
         self._killed.kill()
 
@@ -203,6 +205,11 @@ class MongoSetProof(MongoProof):
     nodes = 3
 
 
+def _event_id(identity: Any) -> str:
+    """The ``_id`` of an event and of a dead letter is its id and its stream. In a run an id stands in one stream."""
+    return str(identity["id"] if isinstance(identity, dict) and "id" in identity else identity)
+
+
 def _raw(change: dict[str, Any]) -> dict[str, Any]:
     document = dict(change.get("fullDocument") or {})
     document.pop("payload", None)
@@ -211,7 +218,7 @@ def _raw(change: dict[str, Any]) -> dict[str, Any]:
         "at": change["wallTime"].timestamp(),
         "coll": change["ns"]["coll"].removeprefix("outbox_"),
         "op": change["operationType"],
-        "id": str(change["documentKey"]["_id"]),
+        "id": _event_id(change["documentKey"]["_id"]),
         "full": _plain(document),
         "set": _plain(updated.get("updatedFields") or {}),
         "unset": list(updated.get("removedFields") or ()),
@@ -227,7 +234,7 @@ def _plain(document: dict[str, Any]) -> dict[str, Any]:
 
 
 class Meaning:
-    """From raw changes to those of a history: keeps what an update does not repeat."""
+    """Turns raw changes into those of a history. It remembers the fields that an update does not repeat."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], dict[str, Any]] = {}
@@ -270,11 +277,11 @@ class Meaning:
                 token=None if new else after.get("lease_token") if common["stream"] == QUEUE else held,
                 **common,
             )
-        if raw["coll"] == "blocked_key":
+        if raw["coll"] == "held_key":
             if not (new or gone or "mode" in raw["set"]):
                 return None
             return Change(
-                kind="aside", old=None if new else before.get("mode"), new=None if gone else after["mode"], **common
+                kind="held_key", old=None if new else before.get("mode"), new=None if gone else after["mode"], **common
             )
         if raw["coll"] == "dead_letter":
             return Change(

@@ -40,7 +40,7 @@ class MysqlProof(SqlProof):
     def __init__(self, folder: Path, url: str | None = None) -> None:
         super().__init__(folder, url)
         if url is None:
-            from tests.servers import MySQL
+            from servers import MySQL
 
             self._server = MySQL().start()
 

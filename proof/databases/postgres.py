@@ -18,7 +18,7 @@ _AUDIT = {"event_id": "NEW.event_id::text", "new": "NEW.action", "owner": "NEW.o
 
 
 def _triggers() -> Iterator[str]:
-    """A function and a trigger for each table; ``row`` is the one that is, or was."""
+    """A function and a trigger for each table; ``row`` is the new row, or the deleted one."""
     for table, when, body in (
         (
             "event",
@@ -35,11 +35,11 @@ def _triggers() -> Iterator[str]:
         ),
         ("lease", "INSERT OR UPDATE", f"{log('lease', stream='NEW.stream', shard='NEW.shard', **_LEASE)};"),
         (
-            "blocked_key",
+            "held_key",
             _ANY,
             f"""IF TG_OP <> 'DELETE' THEN after := NEW.mode; END IF;
                 IF TG_OP <> 'INSERT' THEN before := OLD.mode; END IF;
-                {log("aside", **_ROW, old="before", new="after")};""",
+                {log("held_key", **_ROW, old="before", new="after")};""",
         ),
         (
             "dead_letter",
@@ -78,7 +78,7 @@ class PostgresProof(SqlProof):
     def __init__(self, folder: Path, url: str | None = None) -> None:
         super().__init__(folder, url)
         if url is None:
-            from tests.servers import Postgres
+            from servers import Postgres
 
             self._server = Postgres(settings={"max_connections": "200"}).start()
 

@@ -1,4 +1,4 @@
-"""What PostgreSQL, MySQL and SQLite share: triggers log each change of the outbox, by the database's clock."""
+"""Shared by PostgreSQL, MySQL and SQLite: triggers log each change of the outbox with the database's clock."""
 
 import re
 from abc import abstractmethod
@@ -15,8 +15,8 @@ from proof.history import Change, Final, Witness
 from proof.planted import EVENT_IN_A_TRANSACTION_OF_ITS_OWN
 
 _COLUMNS = "kind, stream, shard, event_id, k, old, new, attempts, owner, token, until"
-# What stands behind a dead head in a blocked key waits for an operator, not for a relay.
-WAITING = """status IN ('pending', 'failed', 'held', 'processing') AND NOT EXISTS (SELECT 1 FROM outbox_blocked_key AS b
+# The events of a blocked key wait for an operator, not for a relay.
+WAITING = """status IN ('pending', 'failed', 'held', 'processing') AND NOT EXISTS (SELECT 1 FROM outbox_held_key AS b
     WHERE b.stream = outbox_event.stream AND b.{key} = outbox_event.{key} AND b.mode = 'blocked')"""
 
 
@@ -34,7 +34,7 @@ class SqlWriter(Writer):
         try:
             connection = self._connection = self._connection or self._database.connect()
             cursor = connection.cursor()
-            # In one order, so that two clients cannot wait for each other.
+            # Sorted, so that two clients never deadlock.
             ids.extend(self._write(connection, cursor, each) for each in sorted(wanted))
             if hold_seconds:
                 self.wait(hold_seconds)
@@ -74,7 +74,7 @@ class SqlWriter(Writer):
 
 
 class SqlProof(Database):
-    """What the three share."""
+    """A run on a SQL database."""
 
     business: ClassVar[Sequence[str]]
     triggers: ClassVar[Sequence[str]]
@@ -119,7 +119,7 @@ class SqlProof(Database):
         try:
             for statement in self.lock:
                 connection.cursor().execute(statement)
-        except self.Error:  # in use for longer than it may wait
+        except self.Error:  # it waited too long for the lock
             return False
         return True
 
@@ -153,6 +153,9 @@ class SqlProof(Database):
             yield Witness(event_id, stream_of(key), key, n, sha256, fate)
 
     def changes(self) -> Iterable[Change]:
+        return _without_re_entries(self._logged())
+
+    def _logged(self) -> Iterator[Change]:
         for row in self.query(f"SELECT seq, {self.epoch('at')}, {_COLUMNS} FROM proof_change ORDER BY seq"):
             seq, at, kind, stream, shard, event_id, key, old, new, attempts, owner, token, until = row
             yield Change(
@@ -169,6 +172,35 @@ class SqlProof(Database):
         rows = self.query("SELECT operator, action, event_id FROM outbox_audit")
         audit = [{"by": by, "action": action, "event_id": _id(event_id)} for by, action, event_id in rows]
         return Final({str(key): value for key, value in states.items()}, {str(k): v for k, v in dead.items()}, audit)
+
+
+def _without_re_entries(changes: Iterable[Change]) -> Iterator[Change]:
+    """Leave out the delete and the insert of a row that is replaced, so that its event gets a new place.
+
+    SQLite logs no delete then. A dead event is deleted too, right after its dead letter was added.
+    """
+    rows: set[str] = set()
+    dying: set[str] = set()
+    deleted: dict[str, Change] = {}
+    for change in changes:
+        event_id = change.event_id or ""
+        if change.kind == "event" and change.old is None:
+            is_replaced = event_id in rows or deleted.pop(event_id, None) is not None
+            rows.add(event_id)
+            if is_replaced:
+                continue
+        elif event_id in deleted:
+            yield deleted.pop(event_id)
+        if change.kind == "dead" and change.new is not None:
+            dying.add(event_id)
+        if change.kind == "event" and change.new is None:
+            rows.discard(event_id)
+            if change.old != "published" and event_id not in dying:
+                deleted[event_id] = change
+                continue
+            dying.discard(event_id)
+        yield change
+    yield from deleted.values()
 
 
 def _id(value: Any) -> str | None:

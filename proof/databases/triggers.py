@@ -1,4 +1,4 @@
-"""Triggers that log each change of the outbox, for databases whose triggers are for one operation each."""
+"""Triggers that log each change of the outbox, for databases where a trigger serves one operation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,15 +7,18 @@ from proof.content import QUEUE
 
 
 def log(kind: str, **columns: str) -> str:
-    """A statement that logs a change; columns that are not given stay empty."""
+    """A statement that logs a change. Columns that are not given stay NULL."""
     names, values = ", ".join(("kind", *columns)), ", ".join((f"'{kind}'", *columns.values()))
     return f"INSERT INTO proof_change ({names}) VALUES ({values})"
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How a database says it. ``id``: an id as text, ``until``: an instant as ``proof_change`` keeps it, ``differ``:
-    whether two values are not the same, ``trigger``: its frame."""
+    """The syntax of a database.
+
+    id: an id as text. until: an instant as in ``proof_change``. differ: compares two values that may be NULL.
+    trigger: the statement around the log.
+    """
 
     key: str
     id: str
@@ -32,9 +35,9 @@ class Spelling:
             ("event", "DELETE", "", self._event("OLD", old="OLD.status", token=_held("OLD"))),
             ("lease", "INSERT", "", self._lease()),
             ("lease", "UPDATE", "", self._lease()),
-            ("blocked_key", "INSERT", "", self._aside("NEW", new="NEW.mode")),
-            ("blocked_key", "UPDATE", "", self._aside("NEW", old="OLD.mode", new="NEW.mode")),
-            ("blocked_key", "DELETE", "", self._aside("OLD", old="OLD.mode")),
+            ("held_key", "INSERT", "", self._held_key("NEW", new="NEW.mode")),
+            ("held_key", "UPDATE", "", self._held_key("NEW", old="OLD.mode", new="NEW.mode")),
+            ("held_key", "DELETE", "", self._held_key("OLD", old="OLD.mode")),
             ("dead_letter", "INSERT", "", self._dead("NEW", new="'dead'")),
             ("dead_letter", "DELETE", "", self._dead("OLD", old="'dead'")),
             ("audit", "INSERT", "", self._audit()),
@@ -53,8 +56,8 @@ class Spelling:
         event_id = self.id.format(f"{row}.id")
         return log("dead", **self._row(row), event_id=event_id, attempts=f"{row}.attempts", **columns)
 
-    def _aside(self, row: str, **columns: str) -> str:
-        return log("aside", **self._row(row), **columns)
+    def _held_key(self, row: str, **columns: str) -> str:
+        return log("held_key", **self._row(row), **columns)
 
     def _lease(self) -> str:
         until = self.until.format("NEW.lease_until")
@@ -66,8 +69,10 @@ class Spelling:
 
 
 def _held(row: str) -> str:
-    """The token of the shard's lease at this moment, in a queue of the event's own; what is pruned belongs to no lease,
-    and waits for none."""
+    """The token of the shard's lease at this moment; in a queue stream, of the event's own lease.
+
+    A pruned event has no lease, and reading one would wait for its lock.
+    """
     lease = f"(SELECT token FROM outbox_lease WHERE stream = {row}.stream AND shard = {row}.shard)"
     own = f"WHEN {row}.stream = '{QUEUE}' THEN {row}.lease_token"
     return f"CASE WHEN {row}.status = 'published' AND '{row}' = 'OLD' THEN NULL {own} ELSE {lease} END"

@@ -1,1 +1,1 @@
-"""One function per invariant: from the facts of a history to its violations."""
+"""One function for each invariant: it takes the facts of a history and yields violations."""

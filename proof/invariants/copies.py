@@ -12,11 +12,11 @@ from proof.violation import Violation
 
 @dataclass(slots=True)
 class Copies:
-    """Extra copies, and whose they are."""
+    """Extra copies and their causes."""
 
     attributed: int = 0
     unattributed: int = 0
-    causes: Counter[str] = field(default_factory=Counter)  # kind of fault -> copies
+    causes: Counter[str] = field(default_factory=Counter)  # by kind of fault
     per_kill: Counter[tuple[float, str]] = field(default_factory=Counter)
     in_flight: Counter[tuple[float, str]] = field(default_factory=Counter)  # at each kill
 
@@ -26,7 +26,7 @@ class Copies:
 
 
 def count_copies(facts: Facts) -> tuple[Copies, list[Violation]]:
-    """One interrupted flight explains one extra copy of its event; what an operator replays is no extra copy."""
+    """Each interrupted flight explains one extra copy of its event. A replay by an operator makes no extra copy."""
     found = Copies()
     unexplained = []
     causes: dict[str, list[Fault | str]] = {}
@@ -60,6 +60,9 @@ def _kill(fault: Fault) -> tuple[float, str]:
 
 
 def bounded_copies(facts: Facts) -> Iterator[Violation]:
-    """I10: an event is delivered twice only if a worker was killed, paused or lost its lease between its publish and
-    its settle, or the database or the broker was away; without such faults exactly once."""
+    """I10: an event is delivered exactly once, unless a fault explains the copy.
+
+    Such faults, between its publish and its settle: its worker was killed, paused or lost its lease, or the database or
+    the broker could not be reached.
+    """
     yield from count_copies(facts)[1]

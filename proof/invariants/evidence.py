@@ -1,4 +1,4 @@
-"""Whether there is enough to look at: what was not recorded was not proved."""
+"""Checks that the history is complete: nothing is proved by records that are missing."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ _TRACED = ("read_begin", "read", "publish", "published", "settle", "settled")
 
 
 def evidence(facts: Facts) -> Iterator[Violation]:
-    """A part of the history that is missing makes invariants hold of nothing.
+    """Every part of the history was recorded.
 
     The setting ``unrecorded`` names parts that a run leaves out on purpose: writers, changes, leases, tokens, traces,
     samples.

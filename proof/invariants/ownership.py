@@ -1,4 +1,4 @@
-"""I7 to I9: who may touch an event, and when it is over."""
+"""I7 to I9: ownership, fencing and finality."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from proof.facts import Facts
 from proof.history import Change
 from proof.violation import Violation
 
-# Instants are kept to the microsecond, MongoDB's to the millisecond.
+# The coarsest resolution of an instant: MongoDB keeps milliseconds.
 _RESOLUTION_SECONDS = 0.001
 _WORKED = frozenset({"pending", "failed", "held", "processing"})
 
 
 def exclusion(facts: Facts) -> Iterator[Violation]:
-    """I7: a shard (in a queue: an event) has one owner at a time, tokens grow, and a stale owner reads nothing."""
+    """I7: a shard, or an event of a queue stream, has one owner at a time. Tokens grow. A stale owner reads nothing."""
     yield from _leases(facts)
     yield from _row_leases(facts)
     yield from _stale_reads(facts)
@@ -67,17 +67,17 @@ def _stale_reads(facts: Facts) -> Iterator[Violation]:
             begun[shard] = trace.at
         elif trace.kind == "read" and trace.event_ids and trace.token is not None:
             newer = facts.superseded.get((trace.stream, trace.shard, trace.token), float("inf"))
-            # A read that was on its way when the token was granted may have been answered before.
+            # A read that began before the newer token was granted is allowed.
             if begun.get(shard, 0.0) > newer:
                 what = f"{trace.worker} read {len(trace.event_ids)} events of {trace.stream}/{trace.shard}"
                 yield Violation("I7", "a read returned events to a stale token", trace.event_ids[0], what)
 
 
 def fencing(facts: Facts) -> Iterator[Violation]:
-    """I8: what settles an event holds the lease at that moment.
+    """I8: only the owner of the lease settles an event.
 
-    A change is logged with the token of the lease as it then was; the worker traced the token with which it settled.
-    An event of a queue fails, or dies, also by a rescue, which no worker settles.
+    The log has the token of the lease at the moment of a change. The trace has the token with which a worker settled.
+    In a queue stream a rescue also makes events fail or die.
     """
     tried: dict[str, set[int]] = defaultdict(set)
     accepted: set[tuple[str, int]] = set()
@@ -97,12 +97,12 @@ def fencing(facts: Facts) -> Iterator[Violation]:
             what = f"{trace.worker} settled {len(trace.event_ids)} events with token {trace.token}"
             yield Violation("I8", "a settle with a stale token was accepted", trace.event_ids[0], what)
     changed: set[tuple[str, int]] = set()
-    untold: set[str] = set()  # whose token was not logged
+    inconclusive: set[str] = set()  # ids of changes without a token
     for change in facts.changes:
         if not _is_settled(change) or change.event_id is None:
             continue
         if change.token is None:
-            untold.add(change.event_id)
+            inconclusive.add(change.event_id)
             continue
         changed.add((change.event_id, change.token))
         tokens = tried.get(change.event_id)
@@ -114,18 +114,18 @@ def fencing(facts: Facts) -> Iterator[Violation]:
             with_tokens = f"{what}, settled with {', '.join(map(str, sorted(tokens)))}"
             yield Violation("I8", "changed by a worker that no longer had the lease", change.event_id, with_tokens)
     for event_id, token in accepted - changed:
-        if changed and event_id not in untold and event_id in facts.witness:
+        if changed and event_id not in inconclusive and event_id in facts.witness:
             what = f"token {token}"
             yield Violation("I8", "a settle was accepted, but under its token nothing changed", event_id, what)
 
 
 def _is_settled(change: Change) -> bool:
-    """Whether only a settle makes this change. To pending go promotions and refunds, from published goes the prune."""
+    """Whether only a settle makes this change. Re-entries and refunds end at pending, prunes start at published."""
     return change.kind == "event" and change.old in _WORKED and change.new not in ("pending", "processing")
 
 
 def finality(facts: Facts) -> Iterator[Violation]:
-    """I9: what is published, or dead, is touched again only after an operator's replay that left an audit row."""
+    """I9: a published or dead event changes again only after an audited replay."""
     inserts: Counter[str] = Counter()
     again: Counter[str] = Counter()
     for change in facts.changes:
@@ -164,7 +164,7 @@ def _read_again(facts: Facts) -> Iterator[Violation]:
                         over[event_id] = trace.at
             case "read":
                 for event_id in trace.event_ids:
-                    confirmed.discard((trace.worker, event_id))  # of an earlier time, whose settle was refused
+                    confirmed.discard((trace.worker, event_id))  # confirmed earlier, but its settle was refused
                     if begun.get(shard, 0.0) > over.get(event_id, float("inf")) and not facts.replays(event_id):
                         what = f"by {trace.worker}"
                         yield Violation("I9", "read again after it was settled as published", event_id, what)

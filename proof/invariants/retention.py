@@ -1,16 +1,16 @@
-"""I13: what is deleted was over."""
+"""I13: pruning."""
 
 from collections.abc import Iterator
 
 from proof.facts import Facts
 from proof.violation import Violation
 
-# The state carries the instant at which its transaction began, the log that of its end: a frozen database lies between.
+# The row has the instant of the transaction's start, the log that of its end. A frozen database lies between them.
 _SHARE = 0.5
 
 
 def retention(facts: Facts) -> Iterator[Violation]:
-    """I13: what was pruned had been published for as long as it is kept, and delivered.
+    """I13: a pruned event was delivered, and had been published for as long as it is kept.
 
     Settings: keep_seconds (of published events).
     """

@@ -1,4 +1,4 @@
-"""I15 to I17: how it served: recovery, bounds, and counters that tell the truth."""
+"""I15 to I17: recovery, bounds and correct counters."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -16,10 +16,10 @@ _HEALING_LIMIT_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Recovery:
-    """Seconds from the end of each fault until the oldest waiting event was young again."""
+    """Seconds from the end of each fault until the oldest waiting event was below its bound again."""
 
     seconds: list[float]
-    after_healing: float | None  # until it was so for good; none: it never was
+    after_healing: float | None  # until it stayed below its bound; None: it never did
 
     def quantile(self, share: float) -> float:
         ordered = sorted(self.seconds)
@@ -38,7 +38,7 @@ def recovery(facts: Facts) -> Recovery:
             over = fault.at if fault.kind == "kill" else healed_at(fault)
             place = bisect_left(young, over)
             seconds.append((young[place] if place < len(young) else end) - over)
-    # The first of the samples that stayed young to the end.
+    # The first sample from which all are below the bound.
     stayed = None
     for sample in reversed(samples):
         if sample.oldest_seconds >= bound:
@@ -48,13 +48,13 @@ def recovery(facts: Facts) -> Recovery:
 
 
 def liveness(facts: Facts) -> Iterator[Violation]:
-    """I15: once nothing is broken, the oldest waiting event is soon younger than its bound, and stays so; a relay ends
+    """I15: after the last fault the age of the oldest waiting event falls below its bound and stays there. A relay ends
     when it is told to, and only then.
 
     Settings: late (relays that did not end in time), broken (processes that ended by themselves).
     """
     for worker in facts.settings.get("late", ()):
-        yield Violation("I15", "told to end, it did not in time", worker)
+        yield Violation("I15", "did not end in time after SIGTERM", worker)
     for process in facts.settings.get("broken", ()):
         yield Violation("I15", "ended by itself", process)
     if not facts.history.samples:
@@ -63,16 +63,16 @@ def liveness(facts: Facts) -> Iterator[Violation]:
     after = recovery(facts).after_healing
     if after is None:
         oldest = max(facts.history.samples, key=lambda sample: sample.at).oldest_seconds
-        yield Violation("I15", "the oldest waiting event never became young again", "run", f"{oldest:.1f} s at the end")
+        yield Violation("I15", "the oldest waiting event stayed above its bound", "run", f"{oldest:.1f} s at the end")
     elif after > limit:
-        yield Violation("I15", "it took too long after healing", "run", f"{after:.1f} s, allowed are {limit:g} s")
+        yield Violation("I15", "the recovery took too long", "run", f"{after:.1f} s, allowed are {limit:g} s")
 
 
 def bounds(facts: Facts) -> Iterator[Violation]:
-    """I16: connections, memory, events in flight, and attempts per second in an outage stay below what was set.
+    """I16: connections, memory, events in flight and attempts per second in an outage stay below their bounds.
 
     Settings: connections_bound, memory_bound (MB), in_flight_bound (per worker and stream; else slots * batch),
-    outage_attempts_bound (events handed to the publisher per second while the broker is away, per worker).
+    outage_attempts_bound (events per second and worker that a publisher gets in an outage of the broker).
     """
     settings, samples = facts.settings, facts.history.samples
     for bound, what, values in (
@@ -103,10 +103,9 @@ def _attempts_in_outages(facts: Facts, bound: float) -> Iterator[Violation]:
 
 
 def truthful_counters(facts: Facts) -> Iterator[Violation]:
-    """I17: what the relays and the store counted is what the history counts.
+    """I17: the counters of the relays and of the store agree with the history.
 
-    A killed relay may have counted what it could not trace any more, or the other way round: at most what it had in
-    flight.
+    The counters of a killed relay may differ by the events that it had in flight.
     """
     yield from _states(facts)
     counters = facts.history.final.counters
@@ -121,18 +120,18 @@ def truthful_counters(facts: Facts) -> Iterator[Violation]:
     for name in _known(counters):
         if abs(counters[name] - outcomes[name]) > slack:
             what = f"counted {counters[name]}, the history has {outcomes[name]}"
-            yield Violation("I17", "a counter does not tell what happened", name, what)
+            yield Violation("I17", "a counter is wrong", name, what)
 
 
 def _states(facts: Facts) -> Iterator[Violation]:
-    """What the store says of itself at rest, against its rows."""
+    """Compare the store's own counts at rest with its rows."""
     final = facts.history.final
     rows = Counter(final.states.values())
     rows["dead"] += len(final.dead)
     for name, told in final.counters.items():
         if name.startswith(IN_STATE) and told != rows[name.removeprefix(IN_STATE)]:
             what = f"the store says {told}, there are {rows[name.removeprefix(IN_STATE)]}"
-            yield Violation("I17", "a count does not tell what is there", name, what)
+            yield Violation("I17", "a count of the store is wrong", name, what)
 
 
 def _known(counters: dict[str, int]) -> Sequence[str]:

@@ -1,20 +1,19 @@
-"""I1 to I4: which events there are."""
+"""I1 to I4: loss, phantoms, integrity and atomicity."""
 
 from collections.abc import Iterator
 
 from proof.facts import Facts
 from proof.violation import Violation
 
-LOST = "committed, but neither delivered nor dead nor given up by an operator"
-UNSETTLED = "not at rest: delivered, but the outbox does not say so"
+LOST = "committed, but neither delivered nor dead nor discarded by an operator"
+UNSETTLED = "delivered, but the outbox still has it as waiting"
 _OVER = ("published", "dead")
 
 
 def no_loss(facts: Facts) -> Iterator[Violation]:
-    """I1: every committed event was delivered, is dead, or was given up with an audit row; at rest nothing waits.
+    """I1: every committed event was delivered, is dead, or was discarded with an audit row. At rest nothing waits.
 
-    Under the policy "block" what stands behind a dead head waits rightly, as long as its key is blocked and that head
-    is among the dead letters.
+    With the policy "block", events behind a dead one wait as long as their key is blocked and has a dead letter.
     """
     final = facts.history.final
     blocked = _blocked_keys(facts)
@@ -33,22 +32,22 @@ def no_loss(facts: Facts) -> Iterator[Violation]:
 def _blocked_keys(facts: Facts) -> set[tuple[str, str | None]]:
     modes: dict[tuple[str, str | None], str | None] = {}
     for change in facts.changes:
-        if change.kind == "aside":
+        if change.kind == "held_key":
             modes[change.stream, change.key] = change.new
-    buried = {(line.stream, line.key) for line in map(facts.witness.get, facts.history.final.dead) if line is not None}
-    blocked = {lane for lane, mode in modes.items() if mode == "blocked" and facts.policy(lane[0]) == "block"}
-    return blocked & buried
+    dead = {(line.stream, line.key) for line in map(facts.witness.get, facts.history.final.dead) if line is not None}
+    blocked = {key for key, mode in modes.items() if mode == "blocked" and facts.policy(key[0]) == "block"}
+    return blocked & dead
 
 
 def no_phantom(facts: Facts) -> Iterator[Violation]:
-    """I2: what was delivered had been committed."""
+    """I2: every delivered event was committed."""
     for event_id, copies in facts.delivered.items():
         if event_id not in facts.witness:
             yield Violation("I2", "delivered, but never committed", event_id, f"{copies} times")
 
 
 def integrity(facts: Facts) -> Iterator[Violation]:
-    """I3: key, payload and headers arrived as they were written."""
+    """I3: key, payload and headers are delivered as they were written."""
     for delivery in facts.history.deliveries:
         line = facts.witness.get(delivery.event_id)
         if line is None:
@@ -60,7 +59,7 @@ def integrity(facts: Facts) -> Iterator[Violation]:
 
 
 def atomicity(facts: Facts) -> Iterator[Violation]:
-    """I4: the outbox got exactly the events whose business data was committed, each transaction whole or not at all."""
+    """I4: the outbox has exactly the events whose business data was committed, and each transaction as a whole."""
     inserted = {change.event_id for change in facts.changes if change.kind == "event" and change.old is None}
     for event_id in facts.witness:
         if inserted and event_id not in inserted:

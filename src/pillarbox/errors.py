@@ -1,4 +1,4 @@
-"""One tree of errors. A message says what happened and what to do; it never contains a payload or a secret."""
+"""All errors. A message says what happened and what to do; it never contains a payload or a secret."""
 
 
 class PillarboxError(Exception):

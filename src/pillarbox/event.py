@@ -1,4 +1,4 @@
-"""The event record, its states and the moves between them: pure code, no I/O."""
+"""The event record and its states: pure code, no I/O."""
 
 import zlib
 from collections.abc import Mapping
@@ -10,52 +10,25 @@ from uuid import UUID
 
 
 class Status(StrEnum):
-    """Where an event stands."""
+    """The state of an event."""
 
     PENDING = "pending"
     SCHEDULED = "scheduled"  # waits for available_at
     PROCESSING = "processing"  # queue streams: a worker has it
     PUBLISHED = "published"
     FAILED = "failed"  # waits for its retry
-    HELD = "held"  # behind a failed one of its key
+    HELD = "held"  # waits behind a failed event of its key
     DEAD = "dead"
 
 
 class Mode(StrEnum):
-    """How a stream is worked: in order per key, or as a queue of single events."""
+    """The mode of a stream: in order per key, or a queue of single events."""
 
     ORDERED = "ordered"
     QUEUE = "queue"
 
 
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
-
-_MOVES: Final[Mapping[Mode, Mapping[Status, frozenset[Status]]]] = {
-    Mode.ORDERED: {
-        Status.SCHEDULED: frozenset({Status.PENDING}),
-        Status.PENDING: frozenset({Status.PUBLISHED, Status.FAILED, Status.HELD, Status.DEAD}),
-        # To pending: a failed event without a key, when its instant has come.
-        Status.FAILED: frozenset({Status.PUBLISHED, Status.FAILED, Status.DEAD, Status.PENDING}),
-        Status.HELD: frozenset({Status.PUBLISHED, Status.FAILED, Status.DEAD}),
-        Status.DEAD: frozenset({Status.PENDING, Status.FAILED}),  # an operator's replay
-        Status.PUBLISHED: frozenset({Status.PENDING, Status.FAILED}),  # an operator's replay
-        Status.PROCESSING: frozenset(),
-    },
-    Mode.QUEUE: {
-        Status.SCHEDULED: frozenset({Status.PENDING}),
-        Status.PENDING: frozenset({Status.PROCESSING}),
-        Status.PROCESSING: frozenset({Status.PUBLISHED, Status.FAILED, Status.DEAD, Status.PENDING}),
-        Status.FAILED: frozenset({Status.PENDING}),
-        Status.DEAD: frozenset({Status.PENDING}),
-        Status.PUBLISHED: frozenset({Status.PENDING}),
-        Status.HELD: frozenset(),
-    },
-}
-
-
-def may_move(mode: Mode, source: Status, target: Status) -> bool:
-    """Whether a stream of this mode may take an event from one state to the other."""
-    return target in _MOVES[mode][source]
 
 
 class Event(NamedTuple):
@@ -73,7 +46,7 @@ class Event(NamedTuple):
     aggregate_type: str | None
     aggregate_id: str | None
     aggregate_version: int | None
-    key: str | None  # none: no order wanted
+    key: str | None  # None: no order
     routing_key: str | None
     payload: bytes
     content_type: str
@@ -92,6 +65,6 @@ class Event(NamedTuple):
 def key_hash(event_id: UUID, key: str | None) -> int:
     """A stable number from 0 to 2^31-1; the store's shard is this modulo the table's number of shards.
 
-    CRC-32 rather than Python's ``hash``: every process, version and language must agree on it for ever.
+    CRC-32, not Python's ``hash``: every process, version and language must agree on it forever.
     """
     return zlib.crc32(event_id.bytes if key is None else key.encode()) & 0x7FFF_FFFF

@@ -11,7 +11,7 @@ from uuid import UUID, uuid5
 
 from pillarbox.errors import InvalidEvent
 
-# Never to be changed, nor the form of what is hashed: ids that were written yesterday have to come out again.
+# Never change it, nor the text that is hashed: old parts must give the same ids again.
 _NAMESPACE: Final = UUID("b334476d-dfc9-4866-b2c6-2c845a210ed2")
 
 _lock = threading.Lock()
@@ -40,8 +40,8 @@ def uuid7_floor(unix_seconds: float) -> UUID:
 def stable_id(*parts: object) -> UUID:
     """The same id for the same parts, in every process and release: ``stable_id("page", page_id, revision_id)``.
 
-    parts: what identifies the event; text, numbers, ids, instants, enumerations, and whatever else has a text form of
-    its own. It is the text that counts: 7 and "7" are the same. Begin with a word that no other kind of event uses.
+    parts: identify the event; text, numbers, ids, instants, enumerations and other values with a text form. It is the
+    text that counts: 7 and "7" are the same. Begin with a word that no other kind of event uses.
     """
     if not parts:
         raise InvalidEvent('stable_id was given nothing; name what identifies the event: stable_id("page", page_id)')
@@ -54,7 +54,7 @@ def _text(part: object) -> str:
     if isinstance(part, datetime) and part.utcoffset() is not None:
         part = part.astimezone(UTC)
     if part is None:
-        # Most often a primary key that the database has yet to give: all such events would be taken for one.
+        # Usually a primary key that the database has not given yet: all such events would get one id.
         raise InvalidEvent("a part of stable_id is None; pass a value, and flush first if the database gives it")
     kind = type(part)
     if (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__) or isinstance(part, type):

@@ -6,9 +6,9 @@ from functools import cached_property
 
 from pillarbox.errors import ConfigError
 
-# Of every database; none has them all.
-TABLES = ("meta", "event", "stream", "worker", "lease", "blocked_key", "dead_letter", "audit", "sleeper", "key_lock")
-_INDEXES = ("ready_index", "aside_index", "due_index", "leased_index", "blocked_due_index", "dead_index")
+# Tables of all databases; each database has some of them.
+TABLES = ("meta", "event", "stream", "worker", "lease", "held_key", "dead_letter", "audit", "sleeper", "key_lock")
+_INDEXES = ("ready_index", "held_index", "due_index", "leased_index", "held_due_index", "dead_index", "aggregate_index")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 
@@ -28,7 +28,7 @@ class Names:
 
     @cached_property
     def parts(self) -> dict[str, str]:
-        """What the placeholders of a statement stand for."""
+        """The values of a statement's placeholders."""
         before = f"{self.schema}." if self.schema else ""
         parts = {name: f"{before}{self.prefix}_{name}" for name in (*TABLES, "wake", "event_seq")}
         parts |= {name: f"{self.prefix}_{name.removesuffix('_index')}" for name in (*_INDEXES, "wake_trigger")}

@@ -1,4 +1,4 @@
-"""From a Python value to the bytes that are delivered: serialised once, here, and never again. Pure."""
+"""Serialises a Python value to the bytes that are delivered, once. Pure."""
 
 import dataclasses
 import json
@@ -89,7 +89,7 @@ def _default(value: Any) -> Any:
         return dict(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
-    # Models of the libraries that applications define their messages with; asked by shape, so that none is imported.
+    # Models of Pydantic, msgspec and the like, recognised by their methods, so that none is imported.
     if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
         return dump(mode="json")
     if hasattr(value, "__struct_fields__") and not isinstance(value, type):
@@ -99,5 +99,5 @@ def _default(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
 
 
-# Made once: json.dumps makes one for every call that is not its plainest.
+# Made once: json.dumps with options makes an encoder for every call.
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)

@@ -1,17 +1,18 @@
 """The contract between the relay and a destination."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from pillarbox.event import Event
+from pillarbox.batch import Batch
 
 ERROR_LENGTH: Final = 500
 
 
 class Result(StrEnum):
-    """What became of one event in one call of ``publish``."""
+    """The result of one event in one call of ``publish``."""
 
     PUBLISHED = "published"  # the destination confirmed it
     RETRY = "retry"  # an error that may pass: charged an attempt, and its key waits
@@ -20,11 +21,15 @@ class Result(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """One event's result. Make it with the functions below; the error never contains the payload."""
+    """One event's result. Make it with the functions below; the error never contains the payload.
+
+    after_seconds: the destination asked for a pause: the event is tried again after this many seconds at the earliest.
+    """
 
     result: Result
     error: str | None = None
     charged: bool = True
+    after_seconds: float | None = None
 
     @property
     def is_outage(self) -> bool:
@@ -36,9 +41,9 @@ PUBLISHED: Final = Outcome(Result.PUBLISHED)
 UNTRIED: Final = Outcome(Result.UNTRIED)
 
 
-def retry(error: str, *, charged: bool = True) -> Outcome:
+def retry(error: str, *, charged: bool = True, after_seconds: float | None = None) -> Outcome:
     """A passing error of this event; ``charged=False`` when the event is not to blame."""
-    return Outcome(Result.RETRY, error[:ERROR_LENGTH], charged)
+    return Outcome(Result.RETRY, error[:ERROR_LENGTH], charged, after_seconds)
 
 
 def rejected(error: str) -> Outcome:
@@ -46,19 +51,19 @@ def rejected(error: str) -> Outcome:
     return Outcome(Result.REJECTED, error[:ERROR_LENGTH])
 
 
-def outage(error: str) -> Outcome:
+def outage(error: str, *, after_seconds: float | None = None) -> Outcome:
     """The destination is unreachable: this event was not delivered and is charged nothing."""
-    return Outcome(Result.UNTRIED, error[:ERROR_LENGTH])
+    return Outcome(Result.UNTRIED, error[:ERROR_LENGTH], after_seconds=after_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherFeatures:
-    """What a destination can do beyond the contract: declared here, never guessed.
+    """The abilities of a destination beyond the contract.
 
-    calls: how many calls of ``publish`` it serves at once (each is for another shard or event).
-    first_batch: how many events an ordered stream gives it at first, before it is known how long a call takes.
-    strict_keys: after a rejected event nothing later of its key was sent in the same call; the relay asks for it where
-    a stream's policy is to block or park the key of a dead event.
+    calls: how many calls of ``publish`` it serves at once. Each call is for other shards or another event.
+    first_batch: how many events an ordered stream passes at first, before the duration of a call is known.
+    strict_keys: after a rejected event nothing later of its key is sent in the same call. A stream that blocks or
+    parks the key of a dead event needs it.
     deduplicates: the destination itself drops a second copy of an event id.
     """
 
@@ -68,9 +73,21 @@ class PublisherFeatures:
     deduplicates: bool = False
 
 
+class Needs(NamedTuple):
+    """The wishes of one stream for its publisher.
+
+    concurrency: how many events the stream wants worked at once.
+    strict_keys: the stream blocks or parks the key of a dead event.
+    """
+
+    stream: str
+    concurrency: int
+    strict_keys: bool
+
+
 @runtime_checkable
 class Publisher(Protocol):
-    """Delivers events to one destination.
+    """Delivers events to one destination. Derive from it, and write ``description`` and ``publish``.
 
     ``publish`` never raises for a single event and may be called several times at once. It keeps the **prefix per
     key**: when an event's outcome is not ``published``, no later event of the same key in that call was sent; those are
@@ -78,22 +95,30 @@ class Publisher(Protocol):
     """
 
     @property
-    def features(self) -> PublisherFeatures: ...
+    def features(self) -> PublisherFeatures:
+        return PublisherFeatures()
 
     @property
+    @abstractmethod
     def description(self) -> str:
         """The destination in a few words for logs and status, without secrets: ``kafka localhost:9092``."""
-        ...
+
+    def prepared(self, needs: Needs) -> "Publisher":
+        """The publisher for this stream: this one, or a new one with other settings. Called before ``open``.
+
+        A publisher that serves several streams must not change itself here.
+        """
+        return self
 
     async def open(self) -> None:
         """Connect. Raises DestinationDown to be tried again later, ConfigError when a setting is wrong."""
-        ...
+        return
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        """One outcome per event: the same order, the same length."""
-        ...
+    @abstractmethod
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        """One outcome per event of the batch: the same order, the same length."""
 
     async def close(self) -> None:
-        """Let go. Calls of ``publish`` that still wait return soon: what is confirmed as published, the rest
+        """Disconnect. Calls of ``publish`` that still wait return soon: confirmed events are published, the others
         untried. Safe to call twice."""
-        ...
+        return

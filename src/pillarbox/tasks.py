@@ -1,4 +1,4 @@
-"""Tasks that have to end."""
+"""Tasks: end one for sure, or run one to completion."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -11,19 +11,18 @@ _AGAIN_SECONDS: Final = 1.0
 
 
 async def ended(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end, whatever it ends with.
+    """Cancel a task and wait for its end. Its result or error is dropped.
 
-    Asked once, a task can go on: Python 3.11's ``wait_for`` loses a cancellation that comes together with its result,
-    and a driver can make an error of its own of it, which a loop takes for one more failure.
+    One cancellation may not be enough: Python 3.11's ``wait_for`` loses one that comes together with its result, and a
+    driver can turn it into an error of its own, which a loop takes for one more failure.
     """
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=_AGAIN_SECONDS)
 
 
-async def to_its_end(work: Awaitable[T]) -> T:
-    """What must not stay half done, or be done nobody knows when: whoever is called back, however often, waits for its
-    end before he goes."""
+async def run_to_completion(work: Awaitable[T]) -> T:
+    """Finish even if the caller is cancelled. The cancellation is raised when the work is done."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

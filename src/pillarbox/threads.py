@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class Thread:
-    """One thread that runs calls in the order in which they came.
+    """One thread that runs calls in order.
 
-    A daemon, unlike the threads of ThreadPoolExecutor, which the interpreter joins at exit: one hung call
-    would keep the whole process from ending.
+    It is a daemon. The interpreter joins the threads of a ThreadPoolExecutor at exit, so that one hung call would keep
+    the whole process from ending.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,15 +46,15 @@ class Thread:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            # A thread that waits for its next call must not keep the last one's event alive.
+            # A thread that waits for its next call must not keep the event of the last one alive.
             del call
 
 
 class Threads:
     """Threads that are kept for the next call, so that thread-local connections live on.
 
-    One that does not return in time is left behind and counted in ``hung`` until it returns; it is never
-    used again, so that its place is free for another.
+    A thread whose call does not return in time is left behind. It is counted in ``hung`` until it returns, and is never
+    used again.
     """
 
     def __init__(self, name: str) -> None:
@@ -69,7 +69,7 @@ class Threads:
         return self._hung
 
     def take(self) -> Thread:
-        """A thread of one's own until it is given back or left behind."""
+        """An idle thread or a new one. Give it back or leave it behind."""
         if self._idle:
             return self._idle.pop()
         self._made += 1
@@ -89,6 +89,6 @@ class Threads:
             self._idle.pop().stop()
 
     def _count(self, change: int) -> None:
-        # Called by the loop's thread and by the hung ones.
+        # The event loop's thread calls this, and so do the hung threads.
         with self._lock:
             self._hung += change

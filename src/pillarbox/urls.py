@@ -1,11 +1,17 @@
-"""Stores and destinations by URL. Adapters are named here and imported only when one is asked for."""
+"""Stores and publishers by URL, and stores by a handle of the application. Adapters are imported when asked for.
 
-import difflib
+Other packages add a scheme with an entry point in the group ``pillarbox.stores`` or ``pillarbox.publishers``. Its name
+is the scheme, its value a class with ``from_url(url, **options)`` and ``options``, the names of these options.
+"""
+
+from collections.abc import Mapping
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from pillarbox.errors import ConfigError
+from pillarbox.errors import ConfigError, PillarboxError
+from pillarbox.hints import hint
 from pillarbox.publisher import Publisher
 from pillarbox.store import Store
 
@@ -23,35 +29,106 @@ PUBLISHERS: Final = {
     "stdout": "pillarbox.publishers.stdout:StdoutPublisher",
     "file": "pillarbox.publishers.stdout:FilePublisher",
 }
+# By the package that a handle's class, or one of its bases, comes from.
+_HANDLES: Final = {
+    "asyncpg": "pillarbox.stores.handles",
+    "sqlalchemy": "pillarbox.stores.handles",
+    "pymongo": "pillarbox.stores.mongo.handles",
+    "motor": "pillarbox.stores.mongo.handles",  # refused there
+}
+
+
+def store_of(handle: Any, **options: Any) -> Store:
+    """A store from a URL, from what the application has already, or the store itself.
+
+    handle: a Store, a URL, an asyncpg pool, an SQLAlchemy engine, or a PyMongo client or database.
+    options: of the new store, such as ``prefix``.
+    """
+    if isinstance(handle, str):
+        return store_from_url(handle, **options)
+    packages = [kind.__module__.partition(".")[0] for kind in type(handle).__mro__]
+    module = next((_HANDLES[package] for package in packages if package in _HANDLES), None)
+    if module is not None:
+        made: Store = import_module(module).store_of_handle(handle, **options)
+        return made
+    # After the packages: a PyMongo client has every attribute that it is asked for.
+    if isinstance(handle, type) or not hasattr(handle, "settle"):
+        raise ConfigError(
+            f"a {type(handle).__name__} is no store; pass a URL, a Store, an asyncpg pool, an SQLAlchemy engine, "
+            "or a PyMongo client or database"
+        )
+    if options:
+        raise ConfigError(f"{', '.join(options)}: give a store its options where you make it")
+    store: Store = handle
+    return store
 
 
 def store_from_url(url: str, **options: Any) -> Store:
     """``postgresql://user@host/database``, ``mysql://user@host/database``, ``mariadb://user@host/database``,
     ``mongodb://user@host/database?replicaSet=rs0``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``,
     ``memory:``."""
-    store: Store = store_class(url).from_url(url, **options)
+    store: Store = _with_options(store_class(url), "store", url, options)
     return store
 
 
 def store_class(url: str) -> Any:
-    """The adapter that a store's URL asks for."""
-    return _adapter("store", STORES, url)
+    """The adapter for a store's URL: a class with ``from_url`` and ``options``."""
+    return _adapter("store", "pillarbox.stores", STORES, url)
 
 
 def publisher_from_url(url: str, **options: Any) -> Publisher:
     """``kafka://host:9092?topic=orders``, ``stdout:``, ``file:///path/events.jsonl``."""
-    publisher: Publisher = _adapter("destination", PUBLISHERS, url).from_url(url, **options)
+    kind = _adapter("destination", "pillarbox.publishers", PUBLISHERS, url)
+    publisher: Publisher = _with_options(kind, "publisher", url, options)
     return publisher
 
 
-def _adapter(what: str, known: dict[str, str], url: str) -> Any:
+def _with_options(kind: Any, what: str, url: str, options: Mapping[str, Any]) -> Any:
+    for name in options:
+        if name not in kind.options:
+            meant = hint(name, sorted(kind.options)) if kind.options else "leave it out"
+            raise ConfigError(f"a {urlsplit(url).scheme} {what} has no option {name!r}; {meant}")
+    return kind.from_url(url, **options)
+
+
+def _adapter(what: str, group: str, built_in: Mapping[str, str], url: str) -> Any:
     scheme = urlsplit(url).scheme
-    if scheme not in known:
-        near = difflib.get_close_matches(scheme, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(known)}"
+    if scheme in built_in:
+        module, _, name = built_in[scheme].partition(":")
+        return getattr(import_module(module), name)
+    installed = entry_points(group=group)
+    found = [point for point in installed if point.name.lower() == scheme]
+    if not found:
+        meant = hint(scheme, [*built_in, *sorted(installed.names)])
         if not scheme:
-            # Not shown: without a scheme nobody can tell what of it is a secret.
-            raise ConfigError(f"the {what} is not a URL; {hint}")
-        raise ConfigError(f"a {what} URL cannot start with {scheme!r}; {hint}")
-    module, _, name = known[scheme].partition(":")
-    return getattr(import_module(module), name)
+            # The text is not shown: without a scheme any part of it may be a secret.
+            raise ConfigError(f"the {what} is not a URL; {meant}")
+        raise ConfigError(f"a {what} URL cannot start with {scheme!r}; {meant}")
+    if len(found) > 1:
+        packages = ", ".join(sorted(_package(point) for point in found))
+        raise ConfigError(f"several packages serve {scheme!r} URLs: {packages}; uninstall all but one")
+    return _loaded(found[0])
+
+
+def _loaded(point: EntryPoint) -> Any:
+    try:
+        kind = point.load()
+    except PillarboxError:
+        raise
+    except Exception as error:
+        raise _broken(point, f"cannot be loaded ({type(error).__name__}: {error})") from error
+    for name in ("from_url", "options"):
+        if not hasattr(kind, name):
+            raise _broken(point, f"has no {name!r}")
+    return kind
+
+
+def _broken(point: EntryPoint, problem: str) -> ConfigError:
+    return ConfigError(
+        f"{point.name!r} URLs are served by {point.value} of the package {_package(point)}, which {problem}; "
+        "correct or uninstall the package"
+    )
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value

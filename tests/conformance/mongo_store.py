@@ -1,4 +1,4 @@
-"""What the contract's tests must be able to do to an outbox on MongoDB."""
+"""The contract's tests on MongoDB, with tests of its documents."""
 
 import itertools
 import os
@@ -8,18 +8,19 @@ import pytest
 from pymongo import MongoClient
 
 from pillarbox.conformance import Connect, StoreContract
-from pillarbox.conformance.store_setup import PAST, STREAM
+from pillarbox.conformance.mongo_probe import MongoProbe
+from pillarbox.conformance.store_setup import PAST, STREAM, settle
 from pillarbox.conformance.store_writing import SchemaTests
 from pillarbox.errors import InvalidEvent
 from pillarbox.event import Status
+from pillarbox.mongo.documents import MAX_EVENT_BYTES
+from pillarbox.mongo.schema import COLLECTIONS
 from pillarbox.store import Failure, Features, Settlement, Store
 from pillarbox.stores.mongo import MongoStore
-from pillarbox.stores.mongo.documents import MAX_EVENT_BYTES
-from pillarbox.stores.mongo.schema import COLLECTIONS
 from tests.mongo_outbox import database_url
 
 _numbers = itertools.count(1)
-_made: dict[str, str] = {}  # the outbox of a server that tests find empty
+_made: dict[str, str] = {}  # for each server the outbox that tests share, emptied before each of them
 
 
 class MongoStoreContract(StoreContract):
@@ -27,10 +28,10 @@ class MongoStoreContract(StoreContract):
 
     async def set_schema_version(self, store: Store, version: int) -> None:
         assert isinstance(store, MongoStore)
-        await store._db.collection("meta").update_one({"_id": "schema"}, {"$set": {"version": version}})
+        await MongoProbe(store).set_schema_version(version)
 
     @pytest.mark.asyncio
-    async def test_what_no_document_can_hold_is_refused(self, store: Store) -> None:
+    async def test_an_event_that_fits_no_document_is_refused(self, store: Store) -> None:
         for wrong in (
             self.event(payload=b"x" * MAX_EVENT_BYTES),
             self.event(aggregate_version=2**70),
@@ -47,17 +48,35 @@ class MongoStoreContract(StoreContract):
         (event,) = await self.write(store, grant, self.event(key=None, payload=b"x" * size))
         for attempts in range(1, 4):
             failed = [Failure(event, "\N{OPEN MAILBOX WITH RAISED FLAG}" * 20_000, attempts, PAST)]
-            await store.settle(grant, Settlement(failed=failed))
-            assert await store.promote(STREAM, 10) == 1
-        await store.settle(grant, Settlement(dead=[Failure(event, "at last", 4)]))
+            await settle(store, Settlement(grant, failed=failed))
+            assert await store.reenter_due(STREAM, 10) == 1
+        await settle(store, Settlement(grant, dead=[Failure(event, "at last", 4)]))
         assert await self.count(store) == {Status.DEAD: 1}
+
+    @pytest.mark.asyncio
+    async def test_a_page_of_prune_can_end_between_two_streams_of_an_id(self, store: Store) -> None:
+        streams = (STREAM, "invoices", "letters")
+        grants = {stream: await self.own(store, stream=stream) for stream in streams}
+        event = self.event()
+        await store.add([event._replace(stream=stream) for stream in streams])
+        for stream in (STREAM, "letters"):
+            await self.publish(store, grants[stream], event._replace(stream=stream))
+        deleted, after = 0, None
+        for _ in range(10):
+            page = await store.prune_published(PAST, 1, after)
+            deleted, after = deleted + page.deleted, page.after
+            if after is None:
+                break
+        assert (deleted, after) == (2, None)
+        (left,) = await store.find_by_id(event.id)
+        assert left.event.stream == "invoices"
 
 
 def connect_to(url: str, test: str) -> Connect:
-    """Stores on an outbox of this test in the database ``contract`` of that server.
+    """Stores on an outbox in the database ``contract`` of that server.
 
-    Collections and indexes take longer to make than most tests take: only those about the schema make them anew, the
-    others find them empty.
+    To make collections and indexes takes longer than most tests. Only tests of the schema make them anew; the others
+    share one outbox, which is emptied for each of them.
     """
     own = database_url(url, "contract")
     new = f"contract_{os.getpid()}_{next(_numbers)}"

@@ -12,18 +12,18 @@ import pillarbox
 from pillarbox.conformance import PublisherContract, StoreContract
 
 HERE = Path(__file__).parent
-SHARED = {"sql"}  # what several adapters are made of
-WORK = {"Store": "settle", "Publisher": "publish"}  # the method that no adapter can be without
+SHARED = {"sql", "composed"}  # parts of several adapters
+WORK = {"Store": "settle", "Publisher": "publish"}  # the method that every adapter has
 CONTRACTS = {"Store": StoreContract, "Publisher": PublisherContract}
 
 
 def adapters(kind: str) -> Iterator[str]:
-    """The public classes of that kind; read and not imported, because an extra may be missing."""
+    """The public classes of that kind. The files are only read, because an extra may be missing."""
     folder = Path(pillarbox.__file__).parent / f"{kind.lower()}s"
     assert folder.is_dir()
     for file in sorted(folder.rglob("*.py")):
         parts = file.relative_to(folder).with_suffix("").parts
-        # What stands inside of a package of its own is a part of the adapter that its first file has.
+        # The other files of an adapter's own folder are parts of the adapter.
         is_private = parts[0].startswith("_") or (len(parts) > 1 and parts[-1] != "__init__")
         if not is_private and parts[0] not in SHARED:
             for node in ast.parse(file.read_text()).body:

@@ -11,7 +11,7 @@ from pillarbox.conformance.publisher import Delivery, PublisherContract
 from pillarbox.event import Event
 from pillarbox.publisher import Publisher
 from pillarbox.publishers.kafka import KafkaPublisher
-from tests.servers import Kafka
+from servers import Kafka
 
 PARTITIONS = 3
 kafka_admin: Any = confluent_admin  # its types leave out what it exports

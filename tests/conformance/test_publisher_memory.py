@@ -34,7 +34,7 @@ class TestMemory(PublisherContract):
 
 
 class TestMemoryThatWaits(TestMemory):
-    """The same with a destination that is waited for instead of reported."""
+    """The same with a publisher that waits for the end of an outage and does not report it."""
 
     waiting_seconds = 0.01
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from pillarbox.batch import Batch
 from pillarbox.conformance.publisher import Delivery, PublisherContract
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, Result, rejected, retry
+from pillarbox.publisher import PUBLISHED, UNTRIED, Needs, Outcome, Publisher, Result, rejected, retry
 from pillarbox.publishers.memory import MemoryPublisher
 
 
@@ -18,86 +19,88 @@ class Healthy(MemoryPublisher):
     waits = False
     limit_seconds = 10.0
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        for event in events:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        for event in batch:
             if event.type == "bad":
                 self.fail_next(rejected("the test wants it so"), type="bad", key=event.key)
-        return await super().publish(events)
+        return await super().publish(batch)
 
 
 class DropsAnEvent(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes = await super().publish(events)
-        if len(events) > 1:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        outcomes = await super().publish(batch)
+        if len(batch) > 1:
             self.deliveries.pop()
         return outcomes
 
 
 class DeliversTwice(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        await super().publish(events[-1:])
-        return await super().publish(events)
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        await super().publish(Batch.of(batch[-1:]))
+        return await super().publish(batch)
 
 
 class ReordersAKey(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return list(await super().publish(events[::-1]))[::-1]
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return list(await super().publish(Batch.of(batch[::-1])))[::-1]
 
 
 class ReordersBatches(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
         before = self.deliveries
         self.deliveries = []
-        outcomes = await super().publish(events)
+        outcomes = await super().publish(batch)
         self.deliveries += before
         return outcomes
 
 
 class MixesUpOutcomes(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return list(await super().publish(events))[::-1]
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return list(await super().publish(batch))[::-1]
 
 
 class GoesOnAfterAFailure(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return [outcome for event in events for outcome in await super(GoesOnAfterAFailure, self).publish([event])]
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return [
+            outcome for event in batch for outcome in await super(GoesOnAfterAFailure, self).publish(Batch.of([event]))
+        ]
 
 
 class GoesOnAfterAFailureInSecret(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes = await super().publish(events)
-        self.deliveries += [e for e, o in zip(events, outcomes, strict=True) if o == UNTRIED]
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        outcomes = await super().publish(batch)
+        self.deliveries += [e for e, o in zip(batch, outcomes, strict=True) if o == UNTRIED]
         return outcomes
 
 
 class NeverFreesAKey(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes = await super().publish(events)
-        for event, outcome in zip(events, outcomes, strict=True):
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        outcomes = await super().publish(batch)
+        for event, outcome in zip(batch, outcomes, strict=True):
             if outcome.result is Result.REJECTED and event.key is not None:
                 self.fail_next(UNTRIED, key=event.key, times=1000)
         return outcomes
 
 
 class FailsTheWholeBatch(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        if any(event.type == "bad" for event in events):
-            return [rejected("one of them is bad")] * len(events)
-        return await super().publish(events)
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        if any(event.type == "bad" for event in batch):
+            return [rejected("one of them is bad")] * len(batch)
+        return await super().publish(batch)
 
 
 class QuotesThePayload(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes = await super().publish(events)
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        outcomes = await super().publish(batch)
         return [
             o if o.result is not Result.REJECTED else rejected(f"cannot send {e.payload.decode()}")
-            for e, o in zip(events, outcomes, strict=True)
+            for e, o in zip(batch, outcomes, strict=True)
         ]
 
 
 class SerialisesAgain(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return await super().publish([event._replace(payload=self.again(event.payload)) for event in events])
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return await super().publish(Batch.of(event._replace(payload=self.again(event.payload)) for event in batch))
 
     def again(self, payload: bytes) -> bytes:
         try:
@@ -117,38 +120,38 @@ class CutsThePayload(SerialisesAgain):
 
 
 class RaisesForAnEvent(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes = await super().publish(events)
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        outcomes = await super().publish(batch)
         if any(outcome.result is Result.REJECTED for outcome in outcomes):
             raise RuntimeError("one of them is bad")
         return outcomes
 
 
 class ReturnsTooFew(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return [o for o in await super().publish(events) if o.result is not Result.UNTRIED]
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return [o for o in await super().publish(batch) if o.result is not Result.UNTRIED]
 
 
 class MixesCalls(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        self.current = events
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        self.current = batch
         await asyncio.sleep(0)
         return await super().publish(self.current)
 
 
 class ChargesForAnOutage(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return [retry(o.error or "") if o.is_outage else o for o in await super().publish(events)]
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return [retry(o.error or "") if o.is_outage else o for o in await super().publish(batch)]
 
 
 class HidesAnOutage(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return [UNTRIED if o.is_outage else o for o in await super().publish(events)]
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return [UNTRIED if o.is_outage else o for o in await super().publish(batch)]
 
 
 class LosesInAnOutage(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return [PUBLISHED if o.is_outage else o for o in await super().publish(events)]
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return [PUBLISHED if o.is_outage else o for o in await super().publish(batch)]
 
 
 class WaitsAfterClose(Healthy):
@@ -170,16 +173,16 @@ class ClosesForEver(Healthy):
 class SaysPublishedAtClose(Healthy):
     waits = True
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes = await super().publish(events)
-        return [PUBLISHED] * len(events) if self._session is None else outcomes
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        outcomes = await super().publish(batch)
+        return [PUBLISHED] * len(batch) if self._session is None else outcomes
 
 
 class RaisesAfterClose(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
         if self._session is None:
             raise RuntimeError("closed")
-        return await super().publish(events)
+        return await super().publish(batch)
 
 
 class GoesOnAfterClose(Healthy):
@@ -211,23 +214,62 @@ class ClosesOnce(OpensOnce):
 
 
 class SaysPublishedWhenCutOff(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
         session = self._session
         for _ in range(10):
             await asyncio.sleep(0)
         if self._session is not session:
-            return [PUBLISHED] * len(events)
-        return await super().publish(events)
+            return [PUBLISHED] * len(batch)
+        return await super().publish(batch)
 
 
 class DropsASingleEvent(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return [PUBLISHED] if len(events) == 1 else await super().publish(events)
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return [PUBLISHED] if len(batch) == 1 else await super().publish(batch)
 
 
 class NeedsAnEvent(Healthy):
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return await super().publish([events[0], *events[1:]])
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return await super().publish(Batch.of([batch[0], *batch[1:]]))
+
+
+class SeesOnlyTheFirstPart(Healthy):
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        await super().publish(Batch.of(batch.parts[0].events))
+        return [PUBLISHED] * len(batch)
+
+
+class AnswersForOnePart(Healthy):
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return list(await super().publish(batch))[: len(batch.parts[-1].events)]
+
+
+class PreparesNothing(Healthy):
+    def prepared(self, needs: Needs) -> Publisher:
+        return None  # type: ignore[return-value]
+
+
+class PreparesForAnotherDestination(Healthy):
+    def prepared(self, needs: Needs) -> Publisher:
+        return MemoryPublisher()
+
+
+class IsSpoiltByPreparing(Healthy):
+    def prepared(self, needs: Needs) -> Publisher:
+        other = MemoryPublisher()
+        other.deliveries = self.deliveries
+        self.down()
+        return other
+
+
+class AsksForANegativePause(Healthy):
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return [o._replace(after_seconds=-1.0) if o.is_outage else o for o in await super().publish(batch)]
+
+
+class AsksForAPauseAfterSuccess(Healthy):
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return [o._replace(after_seconds=1.0) for o in await super().publish(batch)]
 
 
 class HasNoName(Healthy):
@@ -289,6 +331,13 @@ MUTANTS = {
     SaysPublishedWhenCutOff: "test_close_answers_for_every_event_of_a_call",
     DropsASingleEvent: "test_a_batch_of_one",
     NeedsAnEvent: "test_an_empty_batch_has_no_outcomes",
+    SeesOnlyTheFirstPart: "test_a_batch_of_several_parts",
+    AnswersForOnePart: "test_a_batch_of_several_parts",
+    PreparesNothing: "test_a_publisher_that_is_prepared_for_a_stream",
+    PreparesForAnotherDestination: "test_a_publisher_that_is_prepared_for_a_stream",
+    IsSpoiltByPreparing: "test_a_publisher_that_is_prepared_for_a_stream",
+    AsksForANegativePause: "test_an_outage_loses_nothing_and_charges_nothing",
+    AsksForAPauseAfterSuccess: "test_a_batch_of_one",
     HasNoName: "test_describes_itself",
     ClosesOnce: "test_closed_twice_and_used_after_it",
 }

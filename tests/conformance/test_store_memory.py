@@ -1,13 +1,12 @@
 import pytest
 
 from pillarbox.conformance import Connect
-from pillarbox.store import Features
 from pillarbox.stores.memory import MemoryStore
 from tests.conformance.sql_store import SqlStoreContract
 
 
 class TestMemory(SqlStoreContract):
-    features = Features(concurrent_writers=False)
+    concurrent_writers = False
     durable = False
 
     @pytest.fixture

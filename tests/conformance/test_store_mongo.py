@@ -1,8 +1,8 @@
 import pytest
 
 from pillarbox.conformance import Connect
+from servers import Mongo
 from tests.conformance.mongo_store import MongoStoreContract, connect_to
-from tests.servers import Mongo
 
 
 class TestMongo(MongoStoreContract):

@@ -1,10 +1,10 @@
 import pytest
 
 from pillarbox.conformance import Connect
+from servers import MongoSet
 from tests.conformance.mongo_store import MongoStoreContract, connect_to
-from tests.servers import MongoSet
 
-# One node runs the same in every suite; three take minutes.
+# Every suite runs the same on one node. Three nodes take minutes.
 pytestmark = pytest.mark.long
 
 

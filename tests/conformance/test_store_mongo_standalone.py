@@ -2,8 +2,8 @@ import pytest
 
 from pillarbox.conformance import Connect
 from pillarbox.store import Features
+from servers import MongoStandalone
 from tests.conformance.mongo_store import MongoStoreContract, connect_to
-from tests.servers import MongoStandalone
 
 
 class TestMongoStandalone(MongoStoreContract):

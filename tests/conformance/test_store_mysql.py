@@ -5,8 +5,8 @@ import pytest
 
 from pillarbox.conformance import Connect
 from pillarbox.stores.mysql import MysqlStore
+from servers import MySQL
 from tests.conformance.sql_store import SqlStoreContract
-from tests.servers import MySQL
 
 _numbers = itertools.count(1)
 

@@ -3,13 +3,12 @@ from pathlib import Path
 import pytest
 
 from pillarbox.conformance import Connect
-from pillarbox.store import Features
 from pillarbox.stores.sqlite import SqliteStore
 from tests.conformance.sql_store import SqlStoreContract
 
 
 class TestSqlite(SqlStoreContract):
-    features = Features(concurrent_writers=False)
+    concurrent_writers = False
 
     @pytest.fixture
     def connect(self, tmp_path: Path) -> Connect:

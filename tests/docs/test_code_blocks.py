@@ -6,6 +6,7 @@ is named ``test_...``. A block may await, as in ``python -m asyncio``. ``postgre
 stand for a new database on the real server.
 """
 
+import argparse
 import asyncio
 import itertools
 import json
@@ -13,7 +14,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ import asyncpg
 import pymysql
 import pytest
 
+from pillarbox.cli import build
 from pillarbox.cli.settings import SETTINGS, Settings
 from tests.mongo_outbox import database_url
 
@@ -177,10 +179,12 @@ def test_readme_example_delivers(tmp_path: Path) -> None:
     assert ended.stdout == "mail about order 7\n"
 
 
-def test_a_store_of_ones_own_is_tested_as_the_page_says(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "writing-a-store.md").read_text()
-    code = next(text for kind, text in BLOCK.findall(page) if kind == "python")
-    (tmp_path / "test_own.py").write_text(code)
+@pytest.mark.parametrize(
+    ("page", "blocks"), [("writing-a-store.md", 1), ("writing-a-publisher.md", 4), ("writing-a-driver.md", 3)]
+)
+def test_an_adapter_of_ones_own_is_tested_as_the_page_says(page: str, blocks: int, tmp_path: Path) -> None:
+    code = python(ROOT / "docs" / page)[:blocks]
+    (tmp_path / "test_own.py").write_text("".join(code))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "test_own.py"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout
@@ -221,6 +225,22 @@ def test_every_setting_command_and_exit_code_is_documented() -> None:
     missing += [name for name in re.findall(r"^    ([a-z]+)\b", told.stdout, re.MULTILINE) if f"`{name}" not in page]
     missing += [code for code in re.findall(r"^  (\d+)  ", told.stdout, re.MULTILINE) if f"| {code} |" not in page]
     assert not missing
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The long options of all commands."""
+    for action in parser._actions:
+        yield from (each for each in action.option_strings if each.startswith("--"))
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from options(command)
+
+
+def test_every_option_is_documented() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    own = {*options(build())} - {setting.flag for setting in SETTINGS.values()}
+    assert len(own) > 20
+    assert [each for each in sorted(own) if not re.search(rf"{each}(?![\w-])", page)] == []
 
 
 def test_make_help_lists_every_target() -> None:

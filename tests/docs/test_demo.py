@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from pillarbox.cli import main
-from pillarbox.cli._demo_crew import Crew, DemoFailed
-from pillarbox.cli._demo_shop import Files
+from pillarbox.demo.crew import Crew, DemoFailed
+from pillarbox.demo.shop import Files
 from tests.terminal import Terminal
 
 COMMAND = [sys.executable, "-W", "error", "-m", "pillarbox", "demo"]
@@ -108,7 +108,7 @@ def test_a_signal_ends_it_and_leaves_nothing(demo: Demo, number: signal.Signals)
     demo.read_until("shards: worker-1")
     demo.process.send_signal(number)
     assert demo.end() == (128 + number, "")
-    assert demo.text.endswith("Interrupted: nothing is proven, and nothing of the demo is left behind.\n")
+    assert demo.text.endswith("Interrupted: nothing is proven, and nothing is left behind.\n")
 
 
 def test_a_closed_pipe_ends_it_and_leaves_nothing(demo: Demo) -> None:
@@ -122,7 +122,7 @@ def test_a_closed_pipe_ends_it_and_leaves_nothing(demo: Demo) -> None:
 def test_a_worker_that_dies_by_itself_is_told(demo: Demo) -> None:
     demo.read_until("worker-2 starts")
     os.kill(demo.workers()["worker-2"], signal.SIGKILL)
-    assert demo.end() == (1, "pillarbox: worker-2 ended by itself, by signal 9\n")
+    assert demo.end() == (1, "pillarbox: worker-2 ended unexpectedly, by signal 9\n")
 
 
 def test_workers_end_with_a_demo_that_was_killed(demo: Demo) -> None:
@@ -136,7 +136,7 @@ def test_a_worker_that_cannot_start_is_told(tmp_path: Path) -> None:
     crew = Crew(tmp_path, Files.in_folder(tmp_path), module="pillarbox.cli.absent")
     try:
         crew.start("worker-1").process.wait(END_SECONDS)
-        with pytest.raises(DemoFailed, match=r"worker-1 ended by itself, with exit code 1: .*No module named"):
+        with pytest.raises(DemoFailed, match=r"worker-1 ended unexpectedly, with exit code 1: .*No module named"):
             crew.check()
     finally:
         crew.end()

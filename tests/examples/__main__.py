@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from servers import Kafka, Mongo, MongoStandalone, Server, ServerError, start_all
 from tests.mongo_outbox import database_url
-from tests.servers import Kafka, Mongo, MongoStandalone, Server, ServerError, start_all
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from examples.video_checkout.checkout import TOPIC
+from servers import Kafka
 from tests.examples.shops import WAIT, Relays
-from tests.servers import Kafka
 
 
 @pytest.fixture

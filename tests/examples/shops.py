@@ -17,7 +17,7 @@ from pymongo.errors import PyMongoError
 
 from examples.video_checkout.checkout import TOPIC, Checkout, TooPoor, make_topic
 from pillarbox import stable_id
-from tests.servers import Kafka
+from servers import Kafka
 
 WAIT = 60.0  # far above what anything takes here: it only ends a test that has failed
 RICH, POOR = [f"rich-{n}" for n in range(6)], [f"poor-{n}" for n in range(2)]

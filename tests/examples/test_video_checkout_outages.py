@@ -4,10 +4,10 @@ from contextlib import closing
 
 import pytest
 
+from servers import Kafka, Mongo
+from servers.fixtures import OwnServer
 from tests.examples.shops import Relays, Shop, copies, tells, until
 from tests.mongo_outbox import database_url
-from tests.servers import Kafka, Mongo
-from tests.servers.fixtures import OwnServer
 
 
 @pytest.mark.long

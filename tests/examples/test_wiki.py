@@ -20,9 +20,9 @@ from examples.wiki.wiki import STREAMS, Wiki
 from pillarbox import Event, Relay, Status
 from pillarbox.maintenance.reconcile import Reconcile, Reconciled
 from pillarbox.store import Filter
+from servers import Mongo, MongoStandalone
 from tests.integration.relays import eventually
 from tests.mongo_outbox import database_url
-from tests.servers import Mongo, MongoStandalone
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "examples" / "wiki" / "wiki.py"

@@ -13,7 +13,7 @@ COMMAND = [sys.executable, "-W", "error", "-m", "pillarbox"]
 
 
 class Ended(NamedTuple):
-    """What a command left."""
+    """The result of a command."""
 
     code: int
     out: str

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from pillarbox.store import Store
+from servers import Mongo, Postgres, Server
 from tests.integration.commands import Command
 from tests.integration.relays import (
     MongoOutbox,
@@ -20,7 +21,6 @@ from tests.integration.relays import (
     postgres_outbox,
     sqlite_outbox,
 )
-from tests.servers import Mongo, Postgres, Server
 
 _numbers = itertools.count(1)
 SQL = ("sqlite", "postgres", "mysql", "mariadb")

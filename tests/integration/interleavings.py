@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
-from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, SHARDS, STREAM, StoreSetup, ids
+from pillarbox.conformance.probes import probe_of
+from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, SHARDS, STREAM, StoreSetup, ids, refs, settle
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
-from pillarbox.store import Aside, Failure, Grant, KeyAside, Rescued, Settlement
+from pillarbox.store import ClaimResults, Failure, Grant, Hold, HoldMode, Rescued, Settlement
 from pillarbox.stores.sql import SqlStore
+from pillarbox.uuids import uuid_of
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
@@ -39,7 +41,7 @@ class Interleavings(StoreSetup):
     async def holding(self, store: SqlStore, lock: str, **values: Any) -> AsyncIterator[Any]:
         """A transaction that holds what the statement locks until the block ends."""
         async with store.transaction() as tx:
-            await tx.fetch(store._statement(lock), **values)
+            await tx.fetch(store.statements.make(lock), **values)
             yield tx
 
     def holding_event(self, store: SqlStore, event: Event) -> Any:
@@ -64,27 +66,26 @@ class Interleavings(StoreSetup):
 
     async def _assert_no_orphan(self, store: SqlStore) -> None:
         """A failed or held event whose key has no row would wait for ever."""
-        select = store._statement(
-            """SELECT id FROM {event} AS e WHERE key IS NOT NULL AND status IN ('failed', 'held') AND NOT EXISTS (
-                SELECT 1 FROM {blocked_key} AS b WHERE b.stream = e.stream AND b.shard = e.shard AND b.key = e.key)"""
-        )
-        assert list(await store._db.fetch(select)) == []
+        text = """SELECT e.id FROM {event} AS e WHERE e.key IS NOT NULL AND e.status IN ('failed', 'held')
+            AND NOT EXISTS (SELECT 1 FROM {held_key} AS h
+                WHERE h.stream = e.stream AND h.shard = e.shard AND h.key = e.key)"""
+        assert await probe_of(store).query(text) == []
 
     async def _begin_take(self, tx: Any, store: SqlStore, grant: Grant, worker: str) -> None:
-        shards = [row[0] for row in await tx.fetch(store._sql["takeable"], stream=STREAM, limit=SHARDS)]
+        shards = [row[0] for row in await tx.fetch(store.statements["takeable"], stream=STREAM, limit=SHARDS)]
         assert shards == [grant.shard]
-        await tx.execute(store._sql["take"], stream=STREAM, worker=worker, seconds=LEASE, shards=shards)
+        await tx.execute(store.statements["take"], stream=STREAM, worker=worker, seconds=LEASE, shards=shards)
 
     @pytest.mark.asyncio
     async def test_a_take_over_waits_for_a_settle_that_has_begun(self, ann: SqlStore, bob: SqlStore) -> None:
         grant = await self.own(ann)
         (event,) = await self.write(ann, grant, self.event())
         await ann.renew([grant], PAST)
-        await bob.join(STREAM, "bob", LEASE)
+        await self.join(bob, STREAM, "bob", LEASE)
         async with self.holding_event(bob, event):
-            settle = await self.blocked(bob, ann.settle(grant, Settlement(published=[event])))
+            settling = await self.blocked(bob, settle(ann, Settlement(grant, published=[event])))
             assert not await bob.take(STREAM, "bob", SHARDS, LEASE)
-        await settle
+        await settling
         (taken,) = await bob.take(STREAM, "bob", SHARDS, LEASE)
         assert await self.read(bob, taken) == []
         assert await self.count(ann) == {Status.PUBLISHED: 1}
@@ -94,13 +95,13 @@ class Interleavings(StoreSetup):
         grant = await self.own(ann)
         (event,) = await self.write(ann, grant, self.event())
         await ann.renew([grant], PAST)
-        await bob.join(STREAM, "bob", LEASE)
+        await self.join(bob, STREAM, "bob", LEASE)
         async with self.holding_event(bob, event):
-            settle = await self.blocked(bob, self.fail_head(ann, grant, event))
+            settling = await self.blocked(bob, self.fail_head(ann, grant, event))
             assert not await bob.take(STREAM, "bob", SHARDS, LEASE)
-        await settle
+        await settling
         (taken,) = await bob.take(STREAM, "bob", SHARDS, LEASE)
-        assert set(await bob.keys_aside(taken)) == {event.key}
+        assert set(await bob.held_keys(taken)) == {event.key}
 
     @pytest.mark.asyncio
     async def test_a_settle_that_comes_after_a_take_over_is_refused(self, ann: SqlStore, bob: SqlStore) -> None:
@@ -110,14 +111,14 @@ class Interleavings(StoreSetup):
         await ann.renew([grant], PAST)
         async with bob.transaction() as tx:
             await self._begin_take(tx, bob, grant, "bob")
-            aside = {one.key: KeyAside(Aside.RETRY, PAST)}
+            held = {one.key: Hold(HoldMode.RETRYING, PAST)}
             stale = [
-                await self.blocked(bob, ann.settle(grant, settlement))
+                await self.blocked(bob, settle(ann, settlement))
                 for settlement in (
-                    Settlement(published=[one]),
-                    Settlement(published=[two], keep_published=False),
-                    Settlement(failed=[Failure(one, "refused", 1)], aside=aside),
-                    Settlement(dead=[Failure(two, "refused", 1)]),
+                    Settlement(grant, published=[one]),
+                    Settlement(grant, published=[two], keep_published=False),
+                    Settlement(grant, failed=[Failure(one, "refused", 1)], hold_keys=held),
+                    Settlement(grant, dead=[Failure(two, "refused", 1)]),
                 )
             ]
         for task in stale:
@@ -139,9 +140,9 @@ class Interleavings(StoreSetup):
         grants = await self.own_all(ann)
         (event,) = await self.write(ann, grants[0], self.event())
         async with self.holding_event(bob, event):
-            settle = await self.blocked(bob, ann.settle(grants[0], Settlement(published=[event])))
+            settling = await self.blocked(bob, settle(ann, Settlement(grants[0], published=[event])))
             renewal = await self.blocked(bob, ann.renew(grants, LEASE))
-        await settle
+        await settling
         assert list(await renewal) == grants
 
     @pytest.mark.asyncio
@@ -157,10 +158,10 @@ class Interleavings(StoreSetup):
         assert await self.count(bob) == {Status.FAILED: 1, Status.PENDING: 1}
 
     async def _begin_claim(self, tx: Any, store: SqlStore, limit: int) -> list[Any]:
-        rows = await tx.fetch(store._sql["ready_ids"], stream=JOBS, shard=0, limit=limit)
+        rows = await tx.fetch(store.statements["ready"], stream=JOBS, shard=0, limit=limit)
         found = [row[0] for row in rows]
-        await tx.execute(store._sql["claim"], ids=found, worker="ann", seconds=LEASE)
-        return [store._as_uuid(each) for each in found]
+        await tx.execute(store.statements["claim"], stream=JOBS, ids=found, worker="ann", seconds=LEASE)
+        return [uuid_of(each) for each in found]
 
     @pytest.mark.asyncio
     async def test_two_claimers_pass_each_other(self, ann: SqlStore, bob: SqlStore) -> None:
@@ -178,10 +179,10 @@ class Interleavings(StoreSetup):
         await ann.add(self.events(1, stream=JOBS, key=None))
         (claim,) = await ann.claim(JOBS, 0, "ann", 1, PAST)
         async with ann.transaction() as tx:
-            await tx.fetch(ann._sql["lock_claim"], ids=[claim.event.id])
+            await tx.fetch(ann.statements["lock_claims"], stream=JOBS, ids=[claim.event.id])
             assert await bob.rescue(JOBS, LONG, 5, 10) == Rescued(0, 0)
-            settle = await self.blocked(bob, ann.settle_claims([claim], Settlement(published=[claim.event])))
-        assert await settle == 0
+            settling = await self.blocked(bob, ann.settle_claims([claim], ClaimResults(published=[claim.event])))
+        assert await settling == 0
         assert await bob.rescue(JOBS, LONG, 5, 10) == Rescued(0, 0)
         assert await self.count(ann, JOBS) == {Status.PUBLISHED: 1}
 
@@ -190,11 +191,11 @@ class Interleavings(StoreSetup):
         await ann.add(self.events(1, stream=JOBS, key=None))
         (claim,) = await ann.claim(JOBS, 0, "ann", 1, PAST)
         async with bob.transaction() as tx:
-            await tx.fetch(bob._sql["stuck"], stream=JOBS, stuck=-LONG, limit=10)
-            row = {"id": claim.event.id, "attempts": 0, "error": "crashed", "line": "{}"}
-            await tx.execute(bob._sql["rescue"], **row)
-            settle = await self.blocked(bob, ann.settle_claims([claim], Settlement(published=[claim.event])))
-        assert await settle == 1
+            await tx.fetch(bob.statements["stuck"], stream=JOBS, stuck=LONG, limit=10)
+            row = {"id": claim.event.id, "stream": JOBS, "attempts": 0, "error": "crashed", "line": "{}"}
+            await tx.execute(bob.statements["fail"], **row, delay=0.0, suspect=True)
+            settling = await self.blocked(bob, ann.settle_claims([claim], ClaimResults(published=[claim.event])))
+        assert await settling == 1
         assert await self.count(ann, JOBS) == {Status.FAILED: 1}
 
     @pytest.mark.asyncio
@@ -214,18 +215,18 @@ class Interleavings(StoreSetup):
         one, two = await self.write(ann, grant, *self.events(2))
         await self.publish(ann, grant, one)
         async with self.holding_event(bob, two):
-            settle = await self.blocked(bob, self.publish(ann, grant, two))
+            settling = await self.blocked(bob, self.publish(ann, grant, two))
             assert (await bob.prune_published(PAST, 100)).deleted == 1
-        await settle
+        await settling
         assert await self.count(ann) == {Status.PUBLISHED: 1}
 
     @pytest.mark.asyncio
     async def test_a_letter_that_is_being_replayed_is_not_pruned(self, ann: SqlStore, bob: SqlStore) -> None:
         grant = await self.own(ann)
         (event,) = await self.write(ann, grant, self.event())
-        await ann.settle(grant, Settlement(dead=[Failure(event, "refused", 1)]))
+        await settle(ann, Settlement(grant, dead=[Failure(event, "refused", 1)]))
         async with self.holding_audit(bob):
-            replay = await self.blocked(bob, ann.replay([event.id], "olga"))
+            replay = await self.blocked(bob, ann.replay(refs(event), "olga"))
             prune = await self.blocked(bob, ann.prune_dead(PAST, 10))
         assert (await replay, await prune) == (1, 0)
         assert await self.count(ann) == {Status.PENDING: 1}
@@ -234,10 +235,10 @@ class Interleavings(StoreSetup):
     async def test_a_letter_that_is_being_pruned_is_not_replayed(self, ann: SqlStore, bob: SqlStore) -> None:
         grant = await self.own(ann)
         (event,) = await self.write(ann, grant, self.event())
-        await ann.settle(grant, Settlement(dead=[Failure(event, "refused", 1)]))
+        await settle(ann, Settlement(grant, dead=[Failure(event, "refused", 1)]))
         async with bob.transaction() as tx:
-            assert await tx.execute(bob._sql["prune_dead"], keep=-PAST, limit=10) == 1
-            replay = await self.blocked(bob, ann.replay([event.id], "olga"))
+            assert await tx.execute(bob.statements["prune_dead"], keep=PAST, limit=10) == 1
+            replay = await self.blocked(bob, ann.replay(refs(event), "olga"))
         assert await replay == 0
         assert await self.count(ann) == {}
 
@@ -247,8 +248,8 @@ class Interleavings(StoreSetup):
         (event,) = await self.write(ann, grant, self.event())
         await self.kill_head(ann, grant, event)
         async with self.holding_audit(bob):
-            first = await self.blocked(bob, ann.replay([event.id], "olga"))
-            second = await self.blocked(bob, bob.discard([event.id], "igor"))
+            first = await self.blocked(bob, ann.replay(refs(event), "olga"))
+            second = await self.blocked(bob, bob.discard(refs(event), "igor"))
         assert (await first, await second) == (1, 0)
         assert await self.count(ann) == {Status.FAILED: 1}
         await self._assert_no_orphan(ann)
@@ -258,7 +259,7 @@ class Interleavings(StoreSetup):
         grant = await self.own(store)
         key = self.key()
         dead, last = await self.write(store, grant, *self.events(2, key=key))
-        await store.settle(grant, Settlement(dead=[Failure(dead, "refused", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(dead, "refused", 1)]))
         await self.fail_head(store, grant, last)
         return grant, key, dead, last
 
@@ -266,10 +267,10 @@ class Interleavings(StoreSetup):
     async def test_a_key_is_not_released_while_an_operator_replays(self, ann: SqlStore, bob: SqlStore) -> None:
         grant, key, dead, last = await self._dead_and_waiting(ann)
         async with self.holding_audit(bob):
-            replay = await self.blocked(bob, bob.replay([dead.id], "olga"))
-            settle = await self.blocked(bob, ann.settle(grant, Settlement(published=[last], release=[key])))
+            replay = await self.blocked(bob, bob.replay(refs(dead), "olga"))
+            settling = await self.blocked(bob, settle(ann, Settlement(grant, published=[last], release_keys=[key])))
         assert await replay == 1
-        assert set(await settle) == {key}
+        assert set(await settling) == {key}
         await self._assert_no_orphan(ann)
         run = await self.read_due(ann, grant)
         assert run is not None
@@ -279,9 +280,9 @@ class Interleavings(StoreSetup):
     async def test_a_replay_finds_the_key_that_is_being_released(self, ann: SqlStore, bob: SqlStore) -> None:
         grant, key, dead, last = await self._dead_and_waiting(ann)
         async with self.holding_event(bob, last):
-            settle = await self.blocked(bob, ann.settle(grant, Settlement(published=[last], release=[key])))
-            replay = await self.blocked(bob, bob.replay([dead.id], "olga"))
-        assert not await settle
+            settling = await self.blocked(bob, settle(ann, Settlement(grant, published=[last], release_keys=[key])))
+            replay = await self.blocked(bob, bob.replay(refs(dead), "olga"))
+        assert not await settling
         assert await replay == 1
         await self._assert_no_orphan(ann)
         assert ids(await self.read_soon(ann, grant, 1)) == [dead.id]
@@ -289,16 +290,18 @@ class Interleavings(StoreSetup):
     @pytest.mark.asyncio
     async def test_a_key_that_dies_while_an_operator_replays_stays_blocked(self, ann: SqlStore, bob: SqlStore) -> None:
         grant, key, dead, last = await self._dead_and_waiting(ann)
-        blocks = Settlement(dead=[Failure(last, "refused", 2)], aside={key: KeyAside(Aside.BLOCKED, None, last.id)})
+        blocks = Settlement(
+            grant, dead=[Failure(last, "refused", 2)], hold_keys={key: Hold(HoldMode.BLOCKED, None, last.id)}
+        )
         async with self.holding_audit(bob):
-            replay = await self.blocked(bob, bob.replay([dead.id], "olga"))
-            settle = await self.blocked(bob, ann.settle(grant, blocks))
+            replay = await self.blocked(bob, bob.replay(refs(dead), "olga"))
+            settling = await self.blocked(bob, settle(ann, blocks))
         assert await replay == 1
-        assert set(await settle) == {key}
+        assert set(await settling) == {key}
         await self._assert_no_orphan(ann)
         assert [letter.event.id for letter in await ann.dead_letters(STREAM)] == [last.id]
         # Both are the operator's again: acting on the letter lets the key go on, from the replayed event.
-        await ann.discard([last.id], "olga")
+        await ann.discard(refs(last), "olga")
         run = await self.read_due(ann, grant)
         assert run is not None
         assert ids(run[1]) == [dead.id]
@@ -310,7 +313,7 @@ class Interleavings(StoreSetup):
         head, behind = await self.write(ann, stale, *self.events(2, key=key))
         await self.kill_head(ann, stale, head, behind)
         async with self.holding_audit(bob):
-            replay = await self.blocked(bob, ann.replay([head.id], "olga"))
+            replay = await self.blocked(bob, ann.replay(refs(head), "olga"))
             grant = await self.lose(bob, stale)
             assert await self.read_due(bob, grant) is None
         assert await replay == 1
@@ -320,7 +323,7 @@ class Interleavings(StoreSetup):
         assert ids(run[1]) == ids([head, behind])
 
     @pytest.mark.asyncio
-    async def test_a_late_commit_takes_its_place_in_a_key_that_is_set_aside(self, ann: SqlStore, bob: SqlStore) -> None:
+    async def test_a_late_commit_takes_its_place_in_a_held_key(self, ann: SqlStore, bob: SqlStore) -> None:
         grant = await self.own(ann)
         key = self.key()
         late = self.event(key=key)
@@ -329,11 +332,11 @@ class Interleavings(StoreSetup):
             (early,) = await self.write(ann, grant, self.event(key=key))
             await self.fail_head(ann, grant, early)
         (found,) = await self.read_soon(ann, grant, 1)
-        assert set(await ann.settle(grant, Settlement(held=[found]))) == {key}
+        assert set(await settle(ann, Settlement(grant, held=[found]))) == {key}
         run = await self.read_due(ann, grant)
         assert run is not None
         assert ids(run[1]) == [late.id, early.id]
-        assert not await ann.settle(grant, Settlement(published=run[1], release=[key]))
+        assert not await settle(ann, Settlement(grant, published=run[1], release_keys=[key]))
 
     @pytest.mark.asyncio
     async def test_a_late_commit_waits_for_the_settle_that_releases_its_key(self, ann: SqlStore, bob: SqlStore) -> None:
@@ -344,5 +347,5 @@ class Interleavings(StoreSetup):
         late = self.event(key=key)
         async with bob.transaction() as tx:
             await bob.add([late], tx)
-            assert not await ann.settle(grant, Settlement(published=[head], release=[key]))
+            assert not await settle(ann, Settlement(grant, published=[head], release_keys=[key]))
         assert ids(await self.read_soon(ann, grant, 1)) == [late.id]

@@ -1,4 +1,4 @@
-"""A writer as a program: changes aggregates on MongoDB with their events until its input ends, and keeps a ledger."""
+"""A program that changes aggregates on MongoDB and adds their events until its input ends. It prints a ledger."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from pillarbox import Outbox
 
 
 class ChangedMind(Exception):
-    """The application gives up in its transaction, after it has added the event."""
+    """The application gives up after it has added the event."""
 
 
 class Change:
@@ -33,7 +33,7 @@ class Change:
     def __call__(self, session: ClientSession) -> None:
         self.tries += 1
         aggregates = session.client.get_default_database()[f"{self.prefix}_aggregate"]
-        # The conflict on this document is what makes the transactions of a key take turns.
+        # The conflict on this document makes the transactions of a key take turns.
         found: Any = aggregates.find_one_and_update(
             {"_id": self.key},
             {"$inc": {"version": 1}},

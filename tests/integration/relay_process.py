@@ -6,30 +6,23 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, Outcome, PublisherFeatures
+from pillarbox.batch import Batch
+from pillarbox.publisher import PUBLISHED, Outcome, Publisher
 from pillarbox.relay import Fixed, Relay, Stream
 from pillarbox.urls import store_from_url
 
 
-class Ledger:
+class Ledger(Publisher):
     """Appends each event; one of type ``poison`` ends the process."""
 
-    features = PublisherFeatures()
     description = "ledger"
 
     def __init__(self, path: str, seconds_per_event: float) -> None:
         self._seconds = seconds_per_event
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    async def open(self) -> None:
-        """The file is open already."""
-
-    async def close(self) -> None:
-        """The file lives as long as the process."""
-
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        for event in events:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        for event in batch:
             if self._seconds:
                 await asyncio.sleep(self._seconds)
             if event.type == "poison":
@@ -41,18 +34,18 @@ class Ledger:
                 "n": json.loads(event.payload)["n"],
             }
             os.write(self._file, json.dumps(line).encode() + b"\n")
-        return [PUBLISHED] * len(events)
+        return [PUBLISHED] * len(batch)
 
 
 def hang_in_settle(path: str) -> None:
-    """The first settle stops where MongoDB has a transaction open; a file of this name says so."""
-    from pillarbox.stores.mongo import MongoStore
+    """The first settle stops before it changes events, while MongoDB has its transaction open; the file says so."""
+    from pymongo.asynchronous.collection import AsyncCollection
 
-    async def hang(*_: object) -> None:
+    async def hang(*_: object, **__: object) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
         await asyncio.Event().wait()
 
-    MongoStore._settle = hang  # type: ignore[assignment]
+    AsyncCollection.update_many = hang  # type: ignore[assignment,method-assign]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the relay share: an outbox of their own, events with a place in their key, and patience."""
+"""Helpers for tests of the relay: an outbox of a test's own, numbered events, and waiting for a condition."""
 
 import asyncio
 import itertools
@@ -7,19 +7,22 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import pytest
 
+from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
+from pillarbox.conformance.probes import probe_of
 from pillarbox.errors import StoreDown, StoreError
 from pillarbox.event import Event, Status, key_hash
-from pillarbox.publisher import PUBLISHED, Outcome, PublisherFeatures
+from pillarbox.observe import Observer
+from pillarbox.publisher import PUBLISHED, Outcome, Publisher, PublisherFeatures
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed, Relay, Stream
 from pillarbox.store import Filter, Store
@@ -175,11 +178,11 @@ async def settled(store: Store, wanted: dict[Status, int], name: str = STREAM, s
 
 async def query(store: SqlStore, text: str, **values: Any) -> list[Any]:
     """A look into the tables, past the contract."""
-    return [tuple(row) for row in await store._db.fetch(store._statement(text), **values)]
+    return await probe_of(store).query(text, **values)
 
 
 async def execute(store: SqlStore, text: str, **values: Any) -> int:
-    return await store._db.execute(store._statement(text), **values)
+    return await probe_of(store).execute(text, **values)
 
 
 async def attempts(store: Store) -> list[int]:
@@ -189,27 +192,13 @@ async def attempts(store: Store) -> list[int]:
 
 
 async def move(store: Store, name: str, instant: str, seconds: float, **where: Any) -> None:
-    """Set an instant of what is equal to these to so many seconds from now."""
-    if isinstance(store, MongoStore):
-        later = {"$add": ["$$NOW", int(seconds * 1000)]}
-        query = {"_id" if field == "id" else field: value for field, value in where.items()}
-        await store._db.collection(name).update_many(query, [{"$set": {instant: later}}])
-        return
-    assert isinstance(store, SqlStore)
-    chosen = " AND ".join(["1 = 1", *(f"{field} = :{field}" for field in where)])
-    await execute(
-        store, f"UPDATE {{{name}}} SET {instant} = {{later:seconds}} WHERE {chosen}", seconds=seconds, **where
-    )
+    """Set an instant to so many seconds from now, in the rows that are equal to these."""
+    await probe_of(store).move(name, instant, seconds, **where)
 
 
 async def owners(store: Store, name: str = STREAM) -> dict[str | None, int]:
     """How many shards each worker owns."""
-    if isinstance(store, MongoStore):
-        leases = await store._db.collection("lease").find({"stream": name}).to_list()
-        return dict(Counter(lease["owner"] for lease in leases))
-    assert isinstance(store, SqlStore)
-    rows = await query(store, "SELECT owner FROM {lease} WHERE stream = :stream", stream=name)
-    return dict(Counter(row[0] for row in rows))
+    return dict(await probe_of(store).owners(name))
 
 
 def sharing(relays: Sequence[Relay], shares: Sequence[int]) -> Callable[[dict[str | None, int]], bool]:
@@ -223,21 +212,27 @@ def sharing(relays: Sequence[Relay], shares: Sequence[int]) -> Callable[[dict[st
 
 def cut(store: Store, patch: pytest.MonkeyPatch) -> None:
     """From here on this store's connection reaches nothing, as if its machine were off the network."""
-    if isinstance(store, MongoStore):
-        patch.setattr(store._db, "_database", None)
-        return
-    assert isinstance(store, SqlStore)
+    probe_of(store).cut(patch)
 
-    async def unreachable(*_: Any, **__: Any) -> Any:
-        raise StoreDown("cut off")
 
-    @asynccontextmanager
-    async def no_transaction() -> AsyncIterator[Any]:
-        yield await unreachable()
+def worker_of(running: Relay, name: str = STREAM) -> Any:
+    """The worker of a stream, behind the relay's public face; None before it serves."""
+    return running._supervisor.runners[name].worker
 
-    for name in ("fetch", "execute", "execute_many"):
-        patch.setattr(store._db, name, unreachable)
-    patch.setattr(store._db, "transaction", no_transaction)
+
+async def lease_in_doubt(running: Relay) -> None:
+    """Until the worker may not publish, because its leases were not renewed for too long."""
+    shards = worker_of(running).ownership.shards.values()
+    await until(lambda: all(shard.publish_until < time.monotonic() for shard in shards))
+
+
+class CircuitState(Observer):
+    """Knows the state of a relay's circuit."""
+
+    state = "closed"
+
+    def circuit_changed(self, stream: str, state: str) -> None:
+        self.state = state
 
 
 class Shared(MemoryPublisher):
@@ -247,12 +242,13 @@ class Shared(MemoryPublisher):
         """Its relays come and go."""
 
 
-class Gate:
+class Gate(Publisher):
     """A destination in memory that stops before each call until it is let through."""
 
+    description = "gate"
+
     def __init__(self, *, at_once: int = 4) -> None:
-        self.features = PublisherFeatures(calls=at_once)
-        self.description = "gate"
+        self._features = PublisherFeatures(calls=at_once)
         self.deliveries: list[Event] = []
         self.calls = 0
         self._places = asyncio.Semaphore(0)
@@ -261,89 +257,72 @@ class Gate:
         for _ in range(calls):
             self._places.release()
 
-    async def open(self) -> None:
-        """Nothing to connect to."""
+    @property
+    def features(self) -> PublisherFeatures:
+        return self._features
 
     async def close(self) -> None:
         self.let(10_000)
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
         self.calls += 1
         await self._places.acquire()
-        self.deliveries += events
-        return [PUBLISHED] * len(events)
+        self.deliveries += batch
+        return [PUBLISHED] * len(batch)
 
 
 class RelayProcess:
     """A relay in a process of its own, which writes what it publishes into a ledger."""
 
+    _process: subprocess.Popen[bytes]
+
     def __init__(self, store: AnyStore, ledger: Path, **settings: Any) -> None:
-        database: Any = store._db
-        url = f"sqlite:///{database.path}" if isinstance(store, SqliteStore) else database._url
+        probe = probe_of(store)
         self.ledger = ledger
-        self._order = json.dumps(
-            {
-                "url": url,
-                "prefix": store._names.prefix,
-                "ledger": str(ledger),
-                "stream": STREAM,
-                **settings,
-            }
-        )
-        self._process: subprocess.Popen[bytes] | None = None
+        place = {"url": probe.url, "prefix": probe.prefix, "ledger": str(ledger), "stream": STREAM}
+        self._order = json.dumps(place | settings)
 
     def start(self) -> "RelayProcess":
         program = Path(__file__).with_name("relay_process.py")
-        self._process = subprocess.Popen([sys.executable, str(program), self._order], stderr=subprocess.PIPE)
+        self._process = subprocess.Popen([sys.executable, str(program), self._order], stderr=subprocess.DEVNULL)
         return self
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
         return self._process.pid
 
     def send(self, number: signal.Signals) -> None:
-        assert self._process is not None
         self._process.send_signal(number)
 
     async def ended(self) -> int:
-        process = self._process
-        assert process is not None
-        await until(lambda: process.poll() is not None)
-        assert process.stderr is not None
-        process.stderr.close()
-        return process.returncode
+        await until(lambda: not self.running)
+        return self._process.wait()
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process.poll() is None
 
     def close(self) -> None:
-        if self._process is not None:
-            if self.running:
-                self.send(signal.SIGCONT)
-                self.send(signal.SIGKILL)
-            self._process.wait()
-            if self._process.stderr is not None:
-                self._process.stderr.close()
+        if self.running:
+            self.send(signal.SIGCONT)
+            self.send(signal.SIGKILL)
+        self._process.wait()
 
 
-class Line:
+class Line(NamedTuple):
     """One delivery of the ledger."""
 
-    def __init__(self, text: str) -> None:
-        fields = json.loads(text)
-        self.pid: int = fields["pid"]
-        self.id: str = fields["id"]
-        self.key: str | None = fields["key"]
-        self.n: int = fields["n"]
+    pid: int
+    id: str
+    key: str | None
+    n: int
 
 
 def ledger(path: Path) -> list[Line]:
     if not path.exists():
         return []
     # The last line may be half of one: its writer was killed.
-    return [Line(text) for text in path.read_text().split("\n")[:-1]]
+    return [Line(**json.loads(text)) for text in path.read_text().split("\n")[:-1]]
 
 
 def ledger_by_key(lines: Iterable[Line]) -> dict[str | None, list[int]]:

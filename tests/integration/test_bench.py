@@ -1,17 +1,19 @@
-"""The bench on every database, and when something fails in the middle of it."""
+"""The bench on every database, and failures in the middle of it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from pillarbox.bench import BenchFailed, Nowhere, OwnStore, Scale, clean, measure, measuring, remains
+from pillarbox.batch import Batch
+from pillarbox.bench import BenchFailed, Nowhere, Scale, clean, measure, measuring, remains
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event
 from pillarbox.publisher import Outcome, outage, rejected
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Stream
+from pillarbox.store import Store
 from tests.integration.relays import Outbox, SqlOutbox, until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
@@ -20,26 +22,26 @@ NOWHERE = Stream("orders", Nowhere())
 
 
 class After(MemoryPublisher):
-    """A destination that does something else from its so-and-so-manyth event on."""
+    """A destination that does something else after so many events."""
 
     def __init__(self, events: int, then: Callable[[Sequence[Event]], Any]) -> None:
         super().__init__()
         self._events = events
         self._then = then
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
         if len(self.deliveries) < self._events:
-            return await super().publish(events)
-        outcomes: Sequence[Outcome] = await self._then(events)
+            return await super().publish(batch)
+        outcomes: Sequence[Outcome] = await self._then(batch)
         return outcomes
 
 
-def maker(outbox: Outbox) -> Callable[[str], OwnStore]:
-    return lambda prefix: cast(OwnStore, outbox(prefix=prefix))
+def maker(outbox: Outbox) -> Callable[[str], Store]:
+    return lambda prefix: outbox(prefix=prefix)
 
 
-async def migrated(outbox: Outbox) -> Callable[[str], OwnStore]:
-    """With the user's own outbox beside."""
+async def migrated(outbox: Outbox) -> Callable[[str], Store]:
+    """Makes the user's own outbox; the bench must leave it alone."""
     store = outbox()
     await store.migrate()
     await store.close()
@@ -108,7 +110,7 @@ def _held_when_open_again(to: MemoryPublisher) -> Callable[[], Any]:
     return opened
 
 
-async def test_a_destination_that_takes_nothing_is_told_before_anything_is_made(
+async def test_a_destination_that_takes_nothing_is_reported_before_anything_is_made(
     sqlite: SqlOutbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measuring, "_PATIENCE_SECONDS", 0.1)
@@ -121,7 +123,7 @@ async def test_a_destination_that_takes_nothing_is_told_before_anything_is_made(
 async def test_an_outbox_that_cannot_be_removed_is_named(sqlite: SqlOutbox, monkeypatch: pytest.MonkeyPatch) -> None:
     make = await migrated(sqlite)
 
-    def stubborn(prefix: str) -> OwnStore:
+    def stubborn(prefix: str) -> Store:
         store = make(prefix)
 
         async def remove() -> bool:
@@ -138,13 +140,11 @@ async def test_an_outbox_that_cannot_be_removed_is_named(sqlite: SqlOutbox, monk
     assert await clean(make, [left]) == []
 
 
-async def test_whoever_interrupts_the_removal_is_told_what_is_left(
-    sqlite: SqlOutbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_interrupted_removal_says_what_is_left(sqlite: SqlOutbox, monkeypatch: pytest.MonkeyPatch) -> None:
     make = await migrated(sqlite)
     removing = asyncio.Event()
 
-    def slow(prefix: str) -> OwnStore:
+    def slow(prefix: str) -> Store:
         store = make(prefix)
 
         async def remove() -> bool:

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,17 +20,18 @@ import pytest
 import pytest_asyncio
 from confluent_kafka import Consumer
 
-from pillarbox.cli.dead import decide
+from pillarbox import operations
 from pillarbox.conformance.events import make_event
-from pillarbox.event import Event, Status
+from pillarbox.conformance.store_setup import read, settle
+from pillarbox.event import Event, Mode, Status
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Relay, Stream
-from pillarbox.store import Aside, Failure, Filter, KeyAside, Settlement, Store
+from pillarbox.store import Failure, Filter, Hold, HoldMode, Ref, Settlement, Store
 from pillarbox.urls import store_from_url
+from servers import Kafka, Postgres
+from servers.fixtures import OwnServer
 from tests.integration.commands import COMMAND, Command
 from tests.integration.relays import counts, eventually, settled, until
-from tests.servers import Kafka, Postgres
-from tests.servers.fixtures import OwnServer
 
 pytestmark = pytest.mark.timeout(120)
 kafka_admin: Any = confluent_admin  # its types leave out what it exports
@@ -47,23 +49,25 @@ async def store(pillarbox: Command) -> AsyncIterator[Store]:
     await made.close()
 
 
-async def kill(store: Store, mode: Aside | None, count: int, key: str = "7") -> list[Event]:
+async def kill(store: Store, mode: HoldMode | None, count: int, stream: str = "default") -> list[Event]:
     """Dead letters of one key, the key blocked or parked behind the first, or not at all."""
-    await store.add([make_event(key=key, type=f"n.{n}") for n in range(count)])
-    await store.join("default", "ann", 60)
+    key = "7"
+    await store.add([make_event(key=key, type=f"n.{n}", stream=stream) for n in range(count)])
+    await store.announce(stream, Mode.ORDERED, "memory")
+    await store.join(stream, "ann", 60)
     events: list[Event] = []
-    grants = await store.take("default", "ann", 64, 60)
+    grants = await store.take(stream, "ann", 64, 60)
     for grant in grants:
-        events = [event for event in await store.read(grant, 5000, 10_000_000) if event.key == key]
+        events = [event for event in await read(store, grant, 5000, 10_000_000) if event.key == key]
         if events:
             dead = [Failure(event, "refused: \x1b[31m", 5) for event in (events if mode is None else events[:1])]
-            aside = {} if mode is None else {key: KeyAside(mode, None, events[0].id)}
-            await store.settle(grant, Settlement(dead=dead, aside=aside))
+            held = {} if mode is None else {key: Hold(mode, None, events[0].id)}
+            await settle(store, Settlement(grant, dead=dead, hold_keys=held))
             if mode is not None and events[1:]:
-                await store.settle(grant, Settlement(held=events[1:]))
+                await settle(store, Settlement(grant, held=events[1:]))
             break
     await store.give(grants)
-    await store.leave("default", "ann")
+    await store.leave(stream, "ann")
     return events
 
 
@@ -90,7 +94,7 @@ def test_an_outbox_is_made_filled_published_and_pruned(pillarbox: Command) -> No
     assert [json.loads(line)["id"] for line in drained.out.splitlines()] == [str(identity)]
     assert pillarbox("events", "show", str(identity), "--json").json["status"] == "published"
     assert pillarbox("prune", "--keep", "0", "--json").json == {"published": 1, "dead": 0}
-    pillarbox("events", "show", str(identity)).failed(3, "has no event")
+    pillarbox("events", "show", str(identity)).failed(3, "there is no event")
     assert "nothing to rescue" in pillarbox("rescue").out
 
 
@@ -169,9 +173,86 @@ async def test_dead_letters_are_listed_shown_replayed_and_discarded(pillarbox: C
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("mode", [Aside.PARKED, Aside.BLOCKED])
+async def test_an_id_in_several_streams_is_listed_and_refused_until_one_is_named(
+    pillarbox: Command, store: Store
+) -> None:
+    (event,) = await kill(store, None, 1)
+    id = str(event.id)
+    assert pillarbox("events", "add", "a", "{}", "--id", id, "--stream", "mail", "--key", "7").code == 0
+    pillarbox("events", "show", id).failed(2, f"{id} is in the streams 'default', 'mail'; choose one with --stream")
+    assert pillarbox("events", "show", id, "--stream", "mail", "--json").json["status"] == "pending"
+    pillarbox("events", "show", id, "--stream", "other").failed(3, f"no event {id} in stream 'other'")
+    pillarbox("dead", "show", id, "--stream", "mail").failed(3, "is pending, not dead")
+    assert pillarbox("dead", "show", id, "--json").json["stream"] == "default", "the other one is not dead"
+    await kill(store, None, 0, stream="mail")
+    for words in (["show"], ["replay"], ["replay", "--dry-run"], ["discard"], ["discard", "--yes"]):
+        pillarbox("dead", *words, id).failed(2, f"{id} is in the streams 'default', 'mail'")
+    assert pillarbox("dead", "replay", id, "--stream", "mail", "--json").json == {"replayed": 1}
+    assert (
+        pillarbox("dead", "discard", id, "--stream", "mail", "--yes").err == f"pillarbox: {id} is not a dead letter\n"
+    )
+    assert pillarbox("dead", "discard", id, "--yes", "--json").json == {"discarded": 1}
+    assert pillarbox("events", "show", id, "--json").json["stream"] == "mail"
+
+
+def test_events_are_listed_by_topic_and_aggregate(pillarbox: Command) -> None:
+    for topic, kind, number in (("orders", "order", "7"), ("orders", "cart", "7"), ("mail", "order", "8")):
+        about = ["--topic", topic, "--aggregate-type", kind, "--aggregate-id", number]
+        assert pillarbox("events", "add", f"{topic}.{kind}", "{}", *about).code == 0
+    for words, types in (
+        (["--topic", "orders"], ["orders.cart", "orders.order"]),
+        (["--aggregate-type", "order"], ["mail.order", "orders.order"]),
+        (["--aggregate-id", "7", "--aggregate-type", "cart"], ["orders.cart"]),
+    ):
+        assert [row["type"] for row in pillarbox("events", "list", *words, "--json").json] == types
+    for command in ("list", "replay", "discard"):
+        assert pillarbox("dead", command, "--topic", "orders", "--aggregate-type", "cart").code == 0
+
+
+def test_the_status_shows_mode_and_destination_without_a_file(pillarbox: Command) -> None:
+    file = pillarbox.folder / "pillarbox.toml"
+    file.write_text("[streams.mail]\nto = 'file:///planned.jsonl'\nmode = 'queue'\n")
+    (planned,) = pillarbox("status", "--json").json
+    assert (planned["stream"], planned["mode"], planned["destination"]) == ("mail", "queue", "file /planned.jsonl")
+    file.unlink()
+    out = f"file://{pillarbox.folder}/out.jsonl"
+    assert pillarbox("relay", "--drain", "--stream", "mail", "--mode", "queue", "--to", out).code == 0
+    (served,) = pillarbox("status", "--json").json
+    assert (served["mode"], served["destination"]) == ("queue", f"file {pillarbox.folder}/out.jsonl")
+    assert f"file {pillarbox.folder}/out.jsonl" in pillarbox("status").out
+    file.write_text("[streams.mail]\nto = 'file:///planned.jsonl'\n")
+    assert pillarbox("status", "--json").json == [served], "the file says what is planned, the row what is"
+
+
+def test_the_index_on_aggregates_is_made_on_request(bare: Command) -> None:
+    def indexes() -> list[str]:
+        url = bare.variables["PILLARBOX_STORE"]
+        if url.startswith("sqlite"):
+            with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+                rows = database.execute("SELECT sql FROM sqlite_master WHERE type = 'index'").fetchall()
+        else:
+            with psycopg.connect(url) as server:
+                prefix = bare.variables["PILLARBOX_PREFIX"]
+                rows = server.execute(
+                    "SELECT indexdef FROM pg_indexes WHERE tablename = %s", [f"{prefix}_event"]
+                ).fetchall()
+        return [text for (text,) in rows if text and "aggregate_id" in text]
+
+    assert "(aggregate_id, aggregate_version)" not in bare("migrate", "--print").out
+    assert bare("init").code == 0
+    assert indexes() == []
+    assert bare("migrate", "--aggregate-index").code == 0
+    (index,) = indexes()
+    assert index.endswith("(aggregate_id, aggregate_version)")
+    assert bare("init", "--aggregate-index").code == 0, "again"
+    script = bare("migrate", "--print", "--aggregate-index").out
+    assert "(aggregate_id, aggregate_version)" in script
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", [HoldMode.PARKED, HoldMode.BLOCKED])
 async def test_a_key_is_replayed_in_order_whatever_arrives_meanwhile(
-    store: Store, mode: Aside, monkeypatch: pytest.MonkeyPatch
+    store: Store, mode: HoldMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More letters than a chunk has; between two chunks an event is written and the relay does all it can."""
     await kill(store, mode, 1200)
@@ -180,14 +261,14 @@ async def test_a_key_is_replayed_in_order_whatever_arrives_meanwhile(
     async with Relay(store, [stream]) as relay:
         replay = store.replay
 
-        async def replay_slowly(ids: Sequence[UUID], by: str) -> int:
-            done = await replay(ids, by)
+        async def replay_slowly(refs: Sequence[Ref], by: str) -> int:
+            done = await replay(refs, by)
             await store.add([make_event(key="7", type="late")])
             await relay.drain()
             return done
 
         monkeypatch.setattr(store, "replay", replay_slowly)
-        await decide(store, Filter(stream="default"), "replay", "olga", lambda done: None)
+        await operations.replay(store, Filter(stream="default"), "olga")
         monkeypatch.undo()
         await eventually(lambda: counts(store, "default"), lambda found: found.keys() == {Status.PUBLISHED})
     seqs = [event.seq for event in published.deliveries]
@@ -197,7 +278,7 @@ async def test_a_key_is_replayed_in_order_whatever_arrives_meanwhile(
 
 @pytest.mark.asyncio
 async def test_many_are_replayed_while_a_relay_works(pillarbox: Command, store: Store) -> None:
-    events = await kill(store, Aside.PARKED, 1200)
+    events = await kill(store, HoldMode.PARKED, 1200)
     published = MemoryPublisher()
     stream = Stream("default", to=published, on_dead="park", poll_seconds=0.01, poll_limit_seconds=0.02)
     async with Relay(store, [stream]):
@@ -238,7 +319,7 @@ def test_a_relay_of_ones_own_code_is_found_in_this_folder(on_sqlite: Command) ->
         assert on_sqlite("relay", target, "--drain").code == 0
     on_sqlite("relay", "shop:mkae").failed(2, "did you mean 'make'?")
     on_sqlite("relay", "shpo:make").failed(2, "there is no module 'shpo'")
-    on_sqlite("relay", "shop:make", "--batch", "5").failed(2, "shop:make and --batch cannot both be meant")
+    on_sqlite("relay", "shop:make", "--batch", "5").failed(2, "--batch does not apply to shop:make")
 
 
 def test_kafka_gets_what_the_relay_drains(on_sqlite: Command, kafka: Kafka) -> None:
@@ -351,7 +432,7 @@ def test_version_and_help_import_no_driver() -> None:
         (["--store", "memory:", "status"], "options come after the command, as in `pillarbox status --store ...`"),
         (["events", "lsit"], "did you mean 'list'?"),
         (["status", "--jsno"], "has no option --jsno; did you mean '--json'?"),
-        (["status", "more"], "has no use for 'more'"),
+        (["status", "more"], "takes no argument 'more'"),
         (["events", "show", "7"], "'7' is not an event's id"),
         (["events", "list", "--limit", "0"], "--limit is 0"),
         (["events", "list", "--status", "daed"], "did you mean 'dead'?"),
@@ -370,7 +451,7 @@ def test_version_and_help_import_no_driver() -> None:
         (["streams", "pause", "", "--force"], "STREAM is empty"),
         (["streams", "pause", "\udcff", "--force"], "stream is"),
         (["relay", "--to", "kafak://x"], "did you mean 'kafka'?"),
-        (["relay"], "nothing says where events go"),
+        (["relay"], "no destination is given"),
     ],
 )
 def test_a_wrong_call_is_one_sentence(on_sqlite: Command, words: list[str], said: str) -> None:

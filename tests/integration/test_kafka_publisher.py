@@ -13,15 +13,19 @@ import pytest_asyncio
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import admin as confluent_admin
 
-from pillarbox.envelope import default_headers
+from pillarbox.batch import Batch
+from pillarbox.envelopes import Envelope, Message, default_headers
 from pillarbox.errors import ConfigError, DestinationDown
 from pillarbox.event import NO_HEADERS, Event, Status
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, Result
 from pillarbox.publishers.kafka import KafkaPublisher
-from pillarbox.publishers.kafka import lane as kafka_lane
+from pillarbox.publishers.kafka import sender as kafka_sender
 from pillarbox.publishers.kafka import topics as kafka_topics
-from tests.servers import Kafka, KafkaCluster
-from tests.servers.fixtures import OwnServer
+from pillarbox.relay import Stream
+from pillarbox.relay.destination import publisher_of
+from pillarbox.urls import publisher_from_url
+from servers import Kafka, KafkaCluster
+from servers.fixtures import OwnServer
 
 pytestmark = pytest.mark.asyncio
 
@@ -39,7 +43,7 @@ class Record(NamedTuple):
 
 
 class Cluster:
-    """A look at the broker that does not go through the publisher."""
+    """Topics and records of the broker, read without the publisher."""
 
     def __init__(self, server: Kafka | KafkaCluster, **login: str) -> None:
         self.servers = server.bootstrap_servers
@@ -114,7 +118,7 @@ def cluster(kafka: Kafka) -> Cluster:
 
 @pytest_asyncio.fixture
 async def signals(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Signals]:
-    monkeypatch.setattr(kafka_lane, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(kafka_sender, "QUIET_SECONDS", 0.3)
     handler = Signals()
     logger = logging.getLogger("pillarbox.publishers.kafka")
     logger.addHandler(handler)
@@ -123,8 +127,8 @@ async def signals(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Signals]:
 
 
 @pytest.fixture
-def no_limits_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a cluster that does not allow describing its topics: refusals come from the broker alone."""
+def limits_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster does not allow describing its topics, so only the broker refuses events."""
     monkeypatch.setattr(kafka_topics.Topics, "_describe", lambda self, name: kafka_topics.Topic(name))
 
 
@@ -202,11 +206,11 @@ async def test_every_event_is_confirmed_and_in_order(cluster: Cluster, opened: O
     topic = cluster.topic(3)
     publisher = await opened(cluster, topic=topic)
     for start in (0, 1000):
-        assert list(await publisher.publish(events(1000, start))) == [PUBLISHED] * 1000
+        assert list(await publisher.publish(Batch.of(events(1000, start)))) == [PUBLISHED] * 1000
     records = cluster.read(topic)
     assert sorted(int(record.value or b"") for record in records) == list(range(2000))
     assert in_order(records)
-    assert list(await publisher.publish([])) == []
+    assert list(await publisher.publish(Batch.of([]))) == []
 
 
 async def test_bytes_key_headers_and_time(cluster: Cluster, opened: Opened) -> None:
@@ -214,12 +218,12 @@ async def test_bytes_key_headers_and_time(cluster: Cluster, opened: Opened) -> N
     publisher = await opened(cluster, topic=topic, headers=lambda event: [*default_headers(event), ("region", b"eu")])
     event = an_event(key="ключ", payload=b'{"a":  1.0}\x00\xff')
     before = time.time() * 1000
-    assert await publisher.publish([event, an_event(key=None, payload=b"")]) == [PUBLISHED] * 2
+    assert await publisher.publish(Batch.of([event, an_event(key=None, payload=b"")])) == [PUBLISHED] * 2
     record, empty = cluster.read(topic)
     assert record.key == "ключ".encode()
     assert record.value == b'{"a":  1.0}\x00\xff'
     assert record.headers == {**dict(default_headers(event)), "region": b"eu"}
-    # The send time: the time of the event, long ago, could be refused and would expire at once.
+    # The send time: a broker could refuse the event's own time, or delete the record at once.
     assert record.timestamp >= before - 1000
     assert (empty.key, empty.value) == (None, b"")
 
@@ -227,7 +231,7 @@ async def test_bytes_key_headers_and_time(cluster: Cluster, opened: Opened) -> N
 async def test_envelopes_by_name(cluster: Cluster, opened: Opened) -> None:
     topic = cluster.topic()
     publisher = await opened(cluster, topic=topic, envelope="cloudevents", source="/shop")
-    assert await publisher.publish([an_event()]) == [PUBLISHED]
+    assert await publisher.publish(Batch.of([an_event()])) == [PUBLISHED]
     (record,) = cluster.read(topic)
     assert record.headers["ce_source"] == b"/shop"
 
@@ -235,14 +239,14 @@ async def test_envelopes_by_name(cluster: Cluster, opened: Opened) -> None:
 async def test_a_single_event_does_not_linger(cluster: Cluster, opened: Opened) -> None:
     publisher = await opened(cluster, topic=cluster.topic(), properties={"linger.ms": 20_000})
     async with asyncio.timeout(10):
-        assert await publisher.publish([an_event()]) == [PUBLISHED]
+        assert await publisher.publish(Batch.of([an_event()])) == [PUBLISHED]
 
 
 async def test_a_key_across_topics_keeps_its_order(cluster: Cluster, opened: Opened) -> None:
     first, second = cluster.topic(), cluster.topic()
     publisher = await opened(cluster, topic=first)
     batch = [an_event(n, key="k", topic="" if n % 4 < 2 else second) for n in range(12)]
-    assert await publisher.publish(batch) == [PUBLISHED] * 12
+    assert await publisher.publish(Batch.of(batch)) == [PUBLISHED] * 12
     assert [record.value for record in cluster.read(first)] == [b"0", b"1", b"4", b"5", b"8", b"9"]
     assert [record.value for record in cluster.read(second)] == [b"2", b"3", b"6", b"7", b"10", b"11"]
 
@@ -251,7 +255,7 @@ async def test_a_missing_topic_of_the_event_is_its_own_fault(cluster: Cluster, o
     topic = cluster.topic()
     publisher = await opened(cluster, topic=topic)
     batch = [an_event(0, key="a", topic="nowhere"), an_event(1, key="a"), an_event(2, key="b")]
-    refused, held, fine = await publisher.publish(batch)
+    refused, held, fine = await publisher.publish(Batch.of(batch))
     assert refused.result is Result.REJECTED
     assert refused.error == f"topic 'nowhere' does not exist on kafka {cluster.servers}; create it"
     assert held == UNTRIED
@@ -261,7 +265,7 @@ async def test_a_missing_topic_of_the_event_is_its_own_fault(cluster: Cluster, o
 
 async def test_an_impossible_topic_name_is_rejected(cluster: Cluster, opened: Opened) -> None:
     publisher = await opened(cluster)
-    (refused,) = await publisher.publish([an_event(topic="no topic!")])
+    (refused,) = await publisher.publish(Batch.of([an_event(topic="no topic!")]))
     assert refused.result is Result.REJECTED
     assert "is not a name" in str(refused.error)
 
@@ -270,7 +274,7 @@ async def test_a_missing_default_topic_is_an_outage(cluster: Cluster, opened: Op
     name = f"t-{uuid.uuid4().hex[:12]}"
     publisher = await opened(cluster, topic=name)
     own = cluster.topic()
-    down, untried, fine = await publisher.publish([an_event(1), an_event(1), an_event(2, topic=own)])
+    down, untried, fine = await publisher.publish(Batch.of([an_event(1), an_event(1), an_event(2, topic=own)]))
     assert down.is_outage
     assert down.error == f"topic {name!r} does not exist on kafka {cluster.servers}; create it"
     assert untried == UNTRIED
@@ -280,9 +284,9 @@ async def test_a_missing_default_topic_is_an_outage(cluster: Cluster, opened: Op
 async def test_a_topic_that_appears_is_used(cluster: Cluster, opened: Opened) -> None:
     publisher = await opened(cluster)
     name = f"t-{uuid.uuid4().hex[:12]}"
-    assert results(await publisher.publish([an_event(topic=name)])) == [Result.REJECTED]
+    assert results(await publisher.publish(Batch.of([an_event(topic=name)]))) == [Result.REJECTED]
     cluster._admin.create_topics([kafka_admin.NewTopic(name, 1, 1)])[name].result()
-    assert await publisher.publish([an_event(topic=name)]) == [PUBLISHED]
+    assert await publisher.publish(Batch.of([an_event(topic=name)])) == [PUBLISHED]
 
 
 async def test_a_topic_that_disappears(cluster: Cluster, opened: Opened) -> None:
@@ -290,10 +294,10 @@ async def test_a_topic_that_disappears(cluster: Cluster, opened: Opened) -> None
     properties = {"topic.metadata.propagation.max.ms": 1000}
     publisher = await opened(cluster, topic=default, producers=1, properties=properties)
     batch = [an_event(0), an_event(1, topic=own), an_event(2, topic=other)]
-    assert await publisher.publish(batch) == [PUBLISHED] * 3
+    assert await publisher.publish(Batch.of(batch)) == [PUBLISHED] * 3
     cluster.delete(default, own)
     for noticed in (False, True):
-        down, refused, fine = await publisher.publish(batch)
+        down, refused, fine = await publisher.publish(Batch.of(batch))
         # At first the client may only see that its partition is gone, which is no event's fault.
         assert down.is_outage or (not noticed and down.result is Result.RETRY and not down.charged)
         assert refused.result is Result.REJECTED or (not noticed and refused.result is Result.RETRY)
@@ -303,7 +307,7 @@ async def test_a_topic_that_disappears(cluster: Cluster, opened: Opened) -> None
 
 async def test_no_topic_at_all_is_rejected(cluster: Cluster, opened: Opened) -> None:
     publisher = await opened(cluster)
-    (refused,) = await publisher.publish([an_event()])
+    (refused,) = await publisher.publish(Batch.of([an_event()]))
     assert refused.result is Result.REJECTED
     assert "no default" in str(refused.error)
 
@@ -311,7 +315,7 @@ async def test_no_topic_at_all_is_rejected(cluster: Cluster, opened: Opened) -> 
 async def test_a_topic_with_a_small_limit_takes_many_small_events(cluster: Cluster, opened: Opened) -> None:
     topic = cluster.topic(max_message_bytes=2000)
     publisher = await opened(cluster, topic=topic)
-    assert await publisher.publish(events(200)) == [PUBLISHED] * 200
+    assert await publisher.publish(Batch.of(events(200))) == [PUBLISHED] * 200
     assert in_order(cluster.read(topic))
 
 
@@ -321,7 +325,7 @@ async def test_too_large_is_rejected_and_its_neighbours_are_unharmed(cluster: Cl
     batch = events(200)
     batch[50] = an_event(50, key="big", payload=b"x" * 5000)
     batch[51] = an_event(51, key="big")
-    outcomes = await publisher.publish(batch)
+    outcomes = await publisher.publish(Batch.of(batch))
     assert outcomes[50].result is Result.REJECTED
     assert f"topic {topic!r} at most 5000" in str(outcomes[50].error)
     assert outcomes[51] == UNTRIED
@@ -332,10 +336,12 @@ async def test_too_large_is_rejected_and_its_neighbours_are_unharmed(cluster: Cl
 async def test_the_limit_is_met_to_the_byte(cluster: Cluster, opened: Opened) -> None:
     topic = cluster.topic(max_message_bytes=100_000)
     publisher = await opened(cluster, topic=topic)
-    (told,) = await publisher.publish([an_event(payload=b"x" * 100_000)])
-    excess = int(str(told.error).split()[3]) - 100_000
-    assert await publisher.publish([an_event(payload=b"x" * (100_000 - excess))]) == [PUBLISHED]
-    assert results(await publisher.publish([an_event(payload=b"x" * (100_001 - excess))])) == [Result.REJECTED]
+    (refused,) = await publisher.publish(Batch.of([an_event(payload=b"x" * 100_000)]))
+    excess = int(str(refused.error).split()[3]) - 100_000
+    assert await publisher.publish(Batch.of([an_event(payload=b"x" * (100_000 - excess))])) == [PUBLISHED]
+    assert results(await publisher.publish(Batch.of([an_event(payload=b"x" * (100_001 - excess))]))) == [
+        Result.REJECTED
+    ]
     assert len(cluster.read(topic)) == 1
 
 
@@ -343,75 +349,75 @@ async def test_topics_with_different_limits(cluster: Cluster, opened: Opened) ->
     small, large = cluster.topic(max_message_bytes=2000), cluster.topic(max_message_bytes=3_000_000)
     publisher = await opened(cluster, topic=small)
     batch = [*events(100), an_event(100, key="l", topic=large, payload=b"1" * 2_900_000)]
-    assert await publisher.publish(batch) == [PUBLISHED] * 101
+    assert await publisher.publish(Batch.of(batch)) == [PUBLISHED] * 101
 
 
 async def test_large_headers_are_found_by_the_broker(cluster: Cluster, opened: Opened) -> None:
     topic = cluster.topic(max_message_bytes=5000)
     publisher = await opened(cluster, topic=topic, headers=lambda e: [("h", b"x" * (6000 if e.seq == 5 else 1))])
-    outcomes = await publisher.publish(events(30))
+    outcomes = await publisher.publish(Batch.of(events(30)))
     assert [n for n, each in enumerate(outcomes) if each.result is Result.REJECTED] == [5]
     assert [n for n, each in enumerate(outcomes) if each == UNTRIED] == [15, 25]
     assert in_order(cluster.read(topic))
 
 
-async def test_compressed_the_broker_decides(cluster: Cluster, opened: Opened) -> None:
+async def test_the_broker_decides_about_compressed_events(cluster: Cluster, opened: Opened) -> None:
     topic = cluster.topic(max_message_bytes=5000)
     publisher = await opened(cluster, topic=topic, properties={"compression.type": "gzip"})
     noise = b"".join(uuid.uuid4().bytes for _ in range(1000))
     batch = [an_event(0, key="a", payload=b"1" * 50_000), an_event(1, key="b", payload=noise)]
-    assert results(await publisher.publish(batch)) == [Result.PUBLISHED, Result.REJECTED]
+    assert results(await publisher.publish(Batch.of(batch))) == [Result.PUBLISHED, Result.REJECTED]
 
 
 async def test_no_key_in_a_compacted_topic_is_rejected(cluster: Cluster, opened: Opened) -> None:
     topic = cluster.topic(cleanup_policy="compact")
     publisher = await opened(cluster, topic=topic)
-    refused, fine = await publisher.publish([an_event(0, key=None), an_event(1)])
+    refused, fine = await publisher.publish(Batch.of([an_event(0, key=None), an_event(1)]))
     assert refused.result is Result.REJECTED
     assert "compacted" in str(refused.error)
     assert fine == PUBLISHED
 
 
-@pytest.mark.usefixtures("no_limits_told")
-async def test_of_a_refused_batch_only_the_bad_event_dies(cluster: Cluster, opened: Opened) -> None:
-    # Given a topic that is compacted, which the cluster does not tell
+@pytest.mark.usefixtures("limits_unknown")
+async def test_only_the_bad_event_of_a_refused_batch_dies(cluster: Cluster, opened: Opened) -> None:
+    # Given a compacted topic, and a cluster that does not say so
     topic = cluster.topic(cleanup_policy="compact")
     publisher = await opened(cluster, topic=topic, producers=1)
     # When two events without a key stand among legal ones, in one record batch
     batch = events(100, 1)
     batch[30] = an_event(31, key=None)
     batch[60] = an_event(61, key=None)
-    outcomes = await publisher.publish(batch)
+    outcomes = await publisher.publish(Batch.of(batch))
     # Then the broker refuses them all, and in the end only those two
     assert [n for n, each in enumerate(outcomes) if each.result is Result.REJECTED] == [30, 60]
     assert list(outcomes).count(PUBLISHED) == 98
     assert "refused the event" in str(outcomes[30].error)
     assert in_order(cluster.read(topic))
-    assert await publisher.publish(events(10, 200)) == [PUBLISHED] * 10
+    assert await publisher.publish(Batch.of(events(10, 200))) == [PUBLISHED] * 10
 
 
-@pytest.mark.usefixtures("no_limits_told")
+@pytest.mark.usefixtures("limits_unknown")
 async def test_a_refused_batch_is_not_overtaken(cluster: Cluster, opened: Opened) -> None:
-    # Given small batches, so that many are on their way when one is refused
+    # Given small batches, so that many are in flight when one is refused
     topic = cluster.topic(max_message_bytes=5000)
     publisher = await opened(cluster, topic=topic, producers=1, properties={"batch.num.messages": 10})
     batch = events(300, 1)
     batch[45] = an_event(46, key="big", payload=b"1" * 6000)
     batch[250] = an_event(251, key="big")
-    outcomes = await publisher.publish(batch)
+    outcomes = await publisher.publish(Batch.of(batch))
     assert results(outcomes)[45] is Result.REJECTED
     assert outcomes[250] == UNTRIED
     assert list(outcomes).count(PUBLISHED) == 298
     assert in_order(cluster.read(topic))
 
 
-@pytest.mark.usefixtures("no_limits_told")
+@pytest.mark.usefixtures("limits_unknown")
 @pytest.mark.parametrize("strict_keys", [True, False])
 async def test_nothing_follows_a_refused_event_of_its_key(cluster: Cluster, opened: Opened, strict_keys: bool) -> None:
     topic = cluster.topic(max_message_bytes=5000)
     publisher = await opened(cluster, topic=topic, producers=1, strict_keys=strict_keys)
     batch = [an_event(n, key="k", payload=b"1" * 6000 if n == 3 else b"%d" % n) for n in range(1, 7)]
-    assert results(await publisher.publish(batch)) == [
+    assert results(await publisher.publish(Batch.of(batch))) == [
         *[Result.PUBLISHED] * 2,
         Result.REJECTED,
         *[Result.UNTRIED] * 3,
@@ -422,8 +428,63 @@ async def test_nothing_follows_a_refused_event_of_its_key(cluster: Cluster, open
 async def test_strict_keys_delivers_in_order(cluster: Cluster, opened: Opened) -> None:
     topic = cluster.topic(3)
     publisher = await opened(cluster, topic=topic, strict_keys=True)
-    assert await publisher.publish(events(200)) == [PUBLISHED] * 200
+    assert await publisher.publish(Batch.of(events(200))) == [PUBLISHED] * 200
     assert in_order(cluster.read(topic))
+
+
+@pytest.fixture
+def waves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of events that were sent before their reports were awaited."""
+    sizes = []
+    produce = kafka_sender.Sender._produce
+
+    def noted(self: Any, *arguments: Any) -> Any:
+        sent, later = produce(self, *arguments)
+        sizes.append(len(sent))
+        return sent, later
+
+    monkeypatch.setattr(kafka_sender.Sender, "_produce", noted)
+    return sizes
+
+
+@pytest.mark.parametrize("by_url", [True, False])
+async def test_a_stream_that_holds_keys_gets_strict_keys(cluster: Cluster, waves: list[int], by_url: bool) -> None:
+    topic = cluster.topic()
+    url, shared = f"kafka://{cluster.servers}?topic={topic}", KafkaPublisher(servers=cluster.servers, topic=topic)
+    for policy, expected in (("block", [1, 1, 1]), ("park", [1, 1, 1]), ("skip", [3])):
+        publisher = publisher_of(Stream("default", url if by_url else shared, on_dead=policy))
+        waves.clear()
+        await publisher.open()
+        assert await publisher.publish(Batch.of(events(3, key="k"))) == [PUBLISHED] * 3
+        await publisher.close()
+        assert waves == expected
+
+
+async def test_a_header_builder_named_in_the_url(cluster: Cluster) -> None:
+    topic = cluster.topic()
+    publisher = publisher_from_url(f"kafka://{cluster.servers}?topic={topic}&headers=pillarbox.envelopes:event_headers")
+    await publisher.open()
+    assert await publisher.publish(Batch.of([an_event(headers={"region": "eu"})])) == [PUBLISHED]
+    await publisher.close()
+    (record,) = cluster.read(topic)
+    assert record.headers == {"region": b"eu"}
+
+
+async def test_an_envelope_of_ones_own(cluster: Cluster, opened: Opened) -> None:
+    topic = cluster.topic()
+    by_id = await opened(cluster, topic=topic, envelope=lambda event: Message(event.id.bytes, b"v", []))
+    framed = await opened(cluster, topic=topic, envelope=Framed())
+    event = an_event(payload=b"1")
+    for publisher in (by_id, framed):
+        assert await publisher.publish(Batch.of([event])) == [PUBLISHED]
+    first, second = cluster.read(topic)
+    assert (first.key, first.value) == (event.id.bytes, b"v")
+    assert (second.key, second.value) == (b"k0", b"\x001")
+
+
+class Framed(Envelope):
+    def body(self, event: Event) -> bytes:
+        return b"\x00" + event.payload
 
 
 async def test_a_failing_header_builder_rejects_only_its_event(cluster: Cluster, opened: Opened) -> None:
@@ -431,7 +492,7 @@ async def test_a_failing_header_builder_rejects_only_its_event(cluster: Cluster,
         return [("n", b"1" if event.seq != 1 else str(1 / 0).encode())]
 
     publisher = await opened(cluster, topic=cluster.topic(), headers=headers)
-    fine, refused = await publisher.publish([an_event(0), an_event(1, payload=b"secret")])
+    fine, refused = await publisher.publish(Batch.of([an_event(0), an_event(1, payload=b"secret")]))
     assert fine == PUBLISHED
     assert refused.result is Result.REJECTED
     assert "ZeroDivisionError" in str(refused.error)
@@ -441,7 +502,7 @@ async def test_a_failing_header_builder_rejects_only_its_event(cluster: Cluster,
 async def test_more_calls_than_producers(cluster: Cluster, opened: Opened) -> None:
     topic = cluster.topic(2)
     publisher = await opened(cluster, topic=topic, producers=2)
-    calls = [publisher.publish([an_event(n, key=f"c{call}") for n in range(50)]) for call in range(8)]
+    calls = [publisher.publish(Batch.of([an_event(n, key=f"c{call}") for n in range(50)])) for call in range(8)]
     assert all(list(outcomes) == [PUBLISHED] * 50 for outcomes in await asyncio.gather(*calls))
     assert in_order(cluster.read(topic))
 
@@ -449,20 +510,20 @@ async def test_more_calls_than_producers(cluster: Cluster, opened: Opened) -> No
 async def test_a_queue_that_is_full_is_worked_off(cluster: Cluster, opened: Opened) -> None:
     topic = cluster.topic()
     publisher = await opened(cluster, topic=topic, properties={"queue.buffering.max.messages": 100})
-    assert await publisher.publish(events(1000)) == [PUBLISHED] * 1000
+    assert await publisher.publish(Batch.of(events(1000))) == [PUBLISHED] * 1000
     assert in_order(cluster.read(topic))
 
 
 async def test_closed_and_never_opened(cluster: Cluster, opened: Opened) -> None:
     publisher = KafkaPublisher(servers=cluster.servers, topic=cluster.topic())
-    assert (await publisher.publish([an_event()]))[0].is_outage
+    assert (await publisher.publish(Batch.of([an_event()])))[0].is_outage
     await publisher.open()
     await publisher.open()
     await publisher.close()
     await publisher.close()
-    assert await publisher.publish([an_event()]) == [UNTRIED]
+    assert await publisher.publish(Batch.of([an_event()])) == [UNTRIED]
     await publisher.open()
-    assert await publisher.publish([an_event()]) == [PUBLISHED]
+    assert await publisher.publish(Batch.of([an_event()])) == [PUBLISHED]
     await publisher.close()
 
 
@@ -474,7 +535,7 @@ async def test_a_broker_that_is_away_at_open() -> None:
 
 
 async def test_a_killed_broker_costs_nothing(own_server: OwnServer, opened: Opened, signals: Signals) -> None:
-    # Given a broker that dies while batches are on their way
+    # Given a broker that dies while batches are in flight
     server = own_server(Kafka)
     cluster = Cluster(server)
     topic = cluster.topic(2)
@@ -484,7 +545,7 @@ async def test_a_killed_broker_costs_nothing(own_server: OwnServer, opened: Open
         outcomes: list[Outcome] = []
         for start in range(0, 5000, 500):
             batch = [an_event(n, key=f"s{shard}-{n % 5}") for n in range(start, start + 500)]
-            outcomes += await publisher.publish(batch)
+            outcomes += await publisher.publish(Batch.of(batch))
             first_done.set()
         return outcomes
 
@@ -509,9 +570,9 @@ async def test_a_paused_broker_is_waited_for(own_server: OwnServer, opened: Open
     cluster = Cluster(server)
     topic = cluster.topic()
     publisher = await opened(cluster, topic=topic)
-    assert await publisher.publish(events(10)) == [PUBLISHED] * 10
+    assert await publisher.publish(Batch.of(events(10))) == [PUBLISHED] * 10
     server.pause()
-    call = asyncio.create_task(publisher.publish(events(100, 10)))
+    call = asyncio.create_task(publisher.publish(Batch.of(events(100, 10))))
     await signals.wait_for("destination_silent")
     assert not call.done()
     server.resume()
@@ -528,9 +589,9 @@ async def test_close_ends_the_wait_for_a_dead_broker(own_server: OwnServer, open
     cluster = Cluster(server)
     topic = cluster.topic()
     publisher = await opened(cluster, topic=topic, producers=1)
-    assert await publisher.publish(events(10)) == [PUBLISHED] * 10
+    assert await publisher.publish(Batch.of(events(10))) == [PUBLISHED] * 10
     await asyncio.to_thread(server.kill)
-    waiting = [asyncio.create_task(publisher.publish(events(10, 10))) for _ in range(3)]
+    waiting = [asyncio.create_task(publisher.publish(Batch.of(events(10, 10)))) for _ in range(3)]
     await signals.wait_for("destination_silent")
     async with asyncio.timeout(10):
         await publisher.close()
@@ -538,39 +599,39 @@ async def test_close_ends_the_wait_for_a_dead_broker(own_server: OwnServer, open
             assert await call == [UNTRIED] * 10
 
 
-async def test_a_cancelled_call_leaves_a_usable_slot(own_server: OwnServer, opened: Opened, signals: Signals) -> None:
+async def test_a_cancelled_call_leaves_a_usable_sender(own_server: OwnServer, opened: Opened, signals: Signals) -> None:
     server = own_server(Kafka)
     cluster = Cluster(server)
     topic = cluster.topic()
     publisher = await opened(cluster, topic=topic, producers=1)
-    assert await publisher.publish([an_event(0)]) == [PUBLISHED]
+    assert await publisher.publish(Batch.of([an_event(0)])) == [PUBLISHED]
     await asyncio.to_thread(server.kill)
-    call = asyncio.create_task(publisher.publish(events(10, 1)))
+    call = asyncio.create_task(publisher.publish(Batch.of(events(10, 1))))
     await signals.wait_for("destination_silent")
     call.cancel()
     async with asyncio.timeout(10):
         with pytest.raises(asyncio.CancelledError):
             await call
     await asyncio.to_thread(server.restart)
-    assert await publisher.publish(events(10, 11)) == [PUBLISHED] * 10
+    assert await publisher.publish(Batch.of(events(10, 11))) == [PUBLISHED] * 10
     records = cluster.read(topic)
     assert [record.value for record in records] == [b"%d" % n for n in (0, *range(11, 21))]
 
 
-async def test_a_stuck_partition_sets_only_its_keys_aside(own_server: OwnServer, opened: Opened) -> None:
+async def test_a_stuck_partition_holds_only_its_keys(own_server: OwnServer, opened: Opened) -> None:
     # Given two partitions on two brokers, and the second broker dead
     server = own_server(KafkaCluster)
     cluster = Cluster(server)
     topic = cluster.topic(replicas=[[1], [2]], min_insync_replicas=1)
     publisher = await opened(cluster, topic=topic, stuck_seconds=2)
-    assert await publisher.publish(events(20)) == [PUBLISHED] * 20
+    assert await publisher.publish(Batch.of(events(20))) == [PUBLISHED] * 20
     stuck = {record.key for record in cluster.read(topic) if record.partition == 1}
     assert 0 < len(stuck) < 10
     await asyncio.to_thread(server.nodes[1].kill)
     # When events of both are published
     batch = events(30, 20)
-    outcomes = await publisher.publish(batch)
-    # Then the living partition's are published, and of the dead one's keys the first waits, uncharged
+    outcomes = await publisher.publish(Batch.of(batch))
+    # Then those of the living partition are published; each key of the dead one waits, uncharged
     seen: set[str | None] = set()
     for event, outcome in zip(batch, outcomes, strict=True):
         if str(event.key).encode() not in stuck:
@@ -584,7 +645,7 @@ async def test_a_stuck_partition_sets_only_its_keys_aside(own_server: OwnServer,
     # And after its return they can be published
     await asyncio.to_thread(server.nodes[1].restart)
     rest = [event for event in batch if str(event.key).encode() in stuck]
-    assert await publisher.publish(rest) == [PUBLISHED] * len(rest)
+    assert await publisher.publish(Batch.of(rest)) == [PUBLISHED] * len(rest)
     records = cluster.read(topic)
     assert len(records) == 50
     assert in_order(records)
@@ -603,7 +664,7 @@ GUARDED = {
 }
 
 
-async def test_what_a_guarded_cluster_refuses(own_server: OwnServer, signals: Signals) -> None:
+async def test_refusals_of_a_guarded_cluster(own_server: OwnServer, signals: Signals) -> None:
     server = own_server(Kafka, settings=GUARDED)
     login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.password": "pw"}
     cluster = Cluster(server, **login, **{"sasl.username": "admin"})
@@ -620,7 +681,7 @@ async def test_what_a_guarded_cluster_refuses(own_server: OwnServer, signals: Si
     assert "guess" not in str(caught.value) + wrong.description
     app = publisher("app", "pw", default=topic)
     await app.open()
-    down, refused = await app.publish([an_event(1), an_event(2, topic=topic)])
+    down, refused = await app.publish(Batch.of([an_event(1), an_event(2, topic=topic)]))
     assert down.is_outage
     assert refused.result is Result.REJECTED
     for outcome in (down, refused):
@@ -676,12 +737,15 @@ async def test_a_property_that_the_client_does_not_know() -> None:
     ("url", "message"),
     [
         ("kafka://h?topci=x", r"unknown option 'topci' in the Kafka URL; did you mean 'topic'\?"),
-        ("kafka://h?zzz=x", "the options are topic, envelope"),
+        ("kafka://h?zzz=x", "use one of: topic, envelope"),
         ("kafka://h?producers=many", "producers='many' in the Kafka URL is not a number"),
         ("kafka://h?producers=0", "producers=0 leaves nothing"),
         ("kafka://h?strict_keys=perhaps", "strict_keys='perhaps'"),
         ("kafka://h?stuck_seconds=0", "stuck_seconds=0"),
         ("kafka://h?acks=1", "acks='1' is refused"),
+        ("kafka://h?headers=shop", "'shop' does not name a header builder; write MODULE:ATTRIBUTE"),
+        ("kafka://h?headers=pillarbox.envelopes:ENVELOPES", "is not a function from an event to its headers"),
+        ("kafka://h?headers=pillarbox.envelopes:event_header", r"did you mean 'event_headers'\?"),
         ("kafka://h?envelope=row", r"did you mean 'raw'\?"),
         ("kafka://", "names no broker"),
         ("kafka://h/orders", "has a path"),
@@ -700,7 +764,7 @@ async def test_a_url_with_everything(cluster: Cluster) -> None:
     )
     assert publisher.features.calls == 2
     await publisher.open()
-    assert await publisher.publish([an_event(7)]) == [PUBLISHED]
+    assert await publisher.publish(Batch.of([an_event(7)])) == [PUBLISHED]
     await publisher.close()
     (record,) = cluster.read(topic)
     assert b'"payload":7,' in (record.value or b"")

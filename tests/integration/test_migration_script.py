@@ -9,13 +9,15 @@ import pytest
 from pymongo import MongoClient
 from pymongo.database import Database
 
+from pillarbox.conformance.probes import probe_of
 from pillarbox.errors import SchemaError
 from pillarbox.stores.mongo import MongoStore
 from pillarbox.stores.mysql import MysqlStore
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.sql import SqlStore
+from servers import Mongo
+from tests.integration.relays import SqlOutbox
 from tests.mongo_outbox import database_url
-from tests.servers import Mongo
 
 
 def connected(request: pytest.FixtureRequest, database: str) -> SqlStore:
@@ -28,18 +30,40 @@ def connected(request: pytest.FixtureRequest, database: str) -> SqlStore:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("aggregate_index", [False, True])
 @pytest.mark.parametrize("database", ["postgres", "mysql", "mariadb"])
-async def test_the_printed_sql_makes_an_outbox(request: pytest.FixtureRequest, database: str) -> None:
-    script = connected(request, database).script()
+async def test_the_printed_sql_makes_an_outbox(
+    request: pytest.FixtureRequest, database: str, aggregate_index: bool
+) -> None:
+    script = connected(request, database).script(aggregate_index=aggregate_index)
     store = connected(request, database)
     with pytest.raises(SchemaError):
         await store.open()
-    await store._db.open()
-    await store._db.run(script)
+    await probe_of(store).run(script)
     await store.open()
     assert store.shards == 8
-    assert await store.migrate() == []
+    assert await store.migrate(aggregate_index=aggregate_index) == []
+    newest = store.newest_version
+    assert store.script(newest) == ""
+    if not aggregate_index:
+        await probe_of(store).run(store.script(newest, aggregate_index=True))
+    assert await store.migrate(aggregate_index=True) == []
+    assert await store.remove()
     await store.close()
+
+
+@pytest.mark.asyncio
+async def test_an_index_by_aggregate_is_made_where_it_is_asked_for(sql: SqlOutbox) -> None:
+    store = sql()
+    assert await store.migrate() == ["0001_outbox.sql"]
+    assert await store.migrate(aggregate_index=True) == ["aggregate_index"]
+    assert await store.migrate(aggregate_index=True) == []
+    assert await store.remove()
+    await store.close()
+    anew = sql()
+    assert await anew.migrate(aggregate_index=True) == ["0001_outbox.sql", "aggregate_index"]
+    assert await anew.remove()
+    await anew.close()
 
 
 def run_as_the_shell_would(script: str, client: MongoClient[dict[str, Any]]) -> None:
@@ -72,21 +96,26 @@ def made(database: Database[dict[str, Any]], prefix: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("aggregate_index", [False, True])
 @pytest.mark.asyncio
-async def test_the_printed_script_makes_an_outbox_on_mongodb(mongo: Mongo) -> None:
+async def test_the_printed_script_makes_an_outbox_on_mongodb(mongo: Mongo, aggregate_index: bool) -> None:
     url = database_url(mongo.url)
-    printed, migrated = f"printed_{os.getpid()}", f"migrated_{os.getpid()}"
+    printed, migrated = (f"{name}{aggregate_index:d}_{os.getpid()}" for name in ("printed", "migrated"))
     store = MongoStore(url, prefix=printed, shards=8)
     with pytest.raises(SchemaError):
         await store.open()
     with MongoClient[dict[str, Any]](url) as client:
-        run_as_the_shell_would(store.script(), client)
+        run_as_the_shell_would(store.script(aggregate_index=aggregate_index), client)
         await store.open()
         assert store.shards == 8
-        assert await store.migrate() == []
+        assert await store.migrate(aggregate_index=aggregate_index) == []
+        newest = store.newest_version
+        assert store.script(newest) == ""
+        run_as_the_shell_would(store.script(newest, aggregate_index=True), client)
+        assert await store.migrate(aggregate_index=True) == []
         await store.close()
         other = MongoStore(url, prefix=migrated, shards=8)
-        await other.migrate()
+        await other.migrate(aggregate_index=True)
         await other.close()
         database = client.get_default_database()
         assert made(database, printed) == made(database, migrated)

@@ -1,4 +1,4 @@
-"""MongoDB that fails, steps down, is killed or forgets; relays that die with a transaction open."""
+"""Failing commands, elections and lost servers of MongoDB; relays that die with a transaction open."""
 
 import asyncio
 import signal
@@ -17,14 +17,18 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import AutoReconnect, ConnectionFailure, OperationFailure, PyMongoError
 
 from pillarbox import Outbox as Writer
+from pillarbox.conformance.mongo_probe import MongoProbe
+from pillarbox.conformance.store_setup import read, settle
 from pillarbox.errors import LeaseLost, StoreDown
-from pillarbox.event import Status
+from pillarbox.event import Mode, Status
 from pillarbox.ids import uuid7
 from pillarbox.publisher import retry
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import supervisor
 from pillarbox.store import Settlement
-from pillarbox.stores.mongo import MongoStore, database
+from pillarbox.stores.mongo import MongoStore, clients
+from servers import Mongo, MongoSet
+from servers.fixtures import OwnServer
 from tests.integration.mongos import ALWAYS, Pause, failing
 from tests.integration.relays import (
     LEASE,
@@ -49,10 +53,8 @@ from tests.integration.relays import (
     stream,
     until,
 )
-from tests.servers import Mongo, MongoSet
-from tests.servers.fixtures import OwnServer
 
-# The driver leaves the socket of a server that hung up to the garbage collector.
+# When a server closes a connection, the driver leaves the socket to the garbage collector.
 pytestmark = [pytest.mark.asyncio, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 KEYS = [key_of(shard) for shard in range(4) for _ in range(2)]
@@ -61,7 +63,7 @@ FEW_SECONDS = 15.0  # where the server's own limit would be 60
 
 @pytest.fixture(scope="module")
 def faulty(mongo: Mongo) -> Iterator[Mongo]:
-    """A server whose commands can be made to fail; ``mongo`` says whether there is one at all."""
+    """A server whose commands can be made to fail. ``mongo`` skips the test where MongoDB is missing."""
     assert mongo.running
     with Mongo(settings={"enableTestCommands": "1"}) as server:
         yield server
@@ -73,14 +75,14 @@ def mg(faulty: Mongo) -> MongoOutbox:
 
 
 class Writers:
-    """Transactions that number the events of a key under the lock of its document; some of them are rolled back."""
+    """Transactions that number the events of a key. They change one document for each key; some are rolled back."""
 
     def __init__(self, store: MongoStore, url: str) -> None:
         self.rolled_back: set[UUID] = set()
         self._url = url
-        self._database = store._db.database
-        self._writer = Writer(prefix=store._names.prefix, schema=self._database)
-        self._prefix = store._names.prefix
+        self._database = store.database.name
+        self._prefix = MongoProbe(store).prefix
+        self._writer = Writer(prefix=self._prefix, schema=self._database)
 
     async def write(self, key: str, count: int) -> None:
         client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(self._url, uuidRepresentation="standard")
@@ -103,11 +105,11 @@ class Writers:
         await place[f"{self._prefix}_witness"].insert_one(witness, session=session)
 
     async def committed(self, store: MongoStore) -> dict[UUID, tuple[str, int]]:
-        found = store._db.opened[f"{self._prefix}_witness"].find()
+        found = store.database.opened[f"{self._prefix}_witness"].find()
         return {each["_id"]: (each["key"], each["n"]) async for each in found}
 
     async def check(self, store: MongoStore, deliveries: list[Any]) -> None:
-        """Nothing lost, nothing phantom, and in the order of commits."""
+        """Check that exactly the committed events were delivered, in the order of commits."""
         committed = await self.committed(store)
         assert {event.id for event in deliveries} == set(committed)
         assert not self.rolled_back & set(committed)
@@ -132,7 +134,7 @@ async def three(own_server: OwnServer) -> AsyncIterator[tuple[MongoSet, MongoOut
 async def test_elections_under_load_lose_nothing_and_keep_the_order(
     three: tuple[MongoSet, MongoOutbox, MongoStore],
 ) -> None:
-    """The primary is killed, comes back, and another is told to step down in the midst of settles."""
+    """The primary is killed and comes back. Then primaries are told to step down while relays settle."""
     server, outbox, store = three
     writers = Writers(store, server.url)
     to = MemoryPublisher()
@@ -145,7 +147,7 @@ async def test_elections_under_load_lose_nothing_and_keep_the_order(
         await until(lambda: len(to.deliveries) > seen + 20)
         await asyncio.to_thread(old.start)
         for _ in range(3):
-            # The moment between the change of the lease and the commit is where a settle spends its time.
+            # A settle spends most of its time between the change of the lease and the commit.
             node = await asyncio.to_thread(server.primary)
             with failing(node, "commitTransaction", times=1, blockConnection=True, blockTimeMS=150):
                 await asyncio.sleep(0.05)
@@ -160,7 +162,7 @@ async def test_elections_under_load_lose_nothing_and_keep_the_order(
 
 
 def step_down(node: Mongo) -> None:
-    # It may hang up before it answers, or have been voted out at this moment.
+    # It may close the connection before it answers, or may have lost an election at this moment.
     with suppress(ConnectionFailure, OperationFailure):
         node.admin({"replSetStepDown": 2, "secondaryCatchUpPeriodSecs": 1, "force": True})
 
@@ -204,7 +206,7 @@ async def test_commands_that_fail_make_no_copy_and_charge_nothing(
 
 
 class LostReplies:
-    """The server does what it is told, and its answer does not arrive."""
+    """The server runs a command, and its answer does not arrive."""
 
     def __init__(self, patch: pytest.MonkeyPatch, name: str, times: int) -> None:
         self.left = times
@@ -248,7 +250,7 @@ async def test_a_suspect_whose_claim_is_lost_is_claimed_again(
     assert claim.event.attempts == 1
 
 
-async def test_claimers_who_meet_share_without_charging_twice(mg: MongoOutbox, store: MongoStore) -> None:
+async def test_claimers_at_once_share_the_events_and_charge_each_once(mg: MongoOutbox, store: MongoStore) -> None:
     stores = [mg() for _ in range(4)]
     for each in stores:
         await each.open()
@@ -266,8 +268,8 @@ async def test_claimers_who_meet_share_without_charging_twice(mg: MongoOutbox, s
 async def test_a_writer_whose_transaction_is_aborted_leaves_nothing_or_writes_once(
     faulty: Mongo, mg: MongoOutbox, store: MongoStore, killed: str
 ) -> None:
-    writer = Writer(prefix=store._names.prefix, schema=store._db.database)
-    client = store._db.opened.client
+    writer = Writer(prefix=MongoProbe(store).prefix, schema=store.database.name)
+    client = store.database.opened.client
     tries: list[int] = []
 
     async def work(session: Any) -> None:
@@ -294,7 +296,7 @@ async def test_a_writer_whose_transaction_is_aborted_leaves_nothing_or_writes_on
     assert by_key(to.deliveries) == {"k": [2]}
 
 
-async def test_a_relay_that_was_killed_inside_of_a_settle_is_taken_over_soon(
+async def test_a_relay_that_is_killed_in_a_settle_is_taken_over_soon(
     mg: MongoOutbox, store: MongoStore, tmp_path: Path, processes: list[RelayProcess]
 ) -> None:
     book, mark = tmp_path / "ledger", tmp_path / "inside"
@@ -313,38 +315,38 @@ async def test_a_relay_that_was_killed_inside_of_a_settle_is_taken_over_soon(
     assert set(await attempts(store)) == {1}
 
 
-async def test_a_relay_that_cannot_name_its_session_is_taken_over_soon_all_the_same(
+async def test_no_settle_begins_before_the_lease_names_its_session(
     faulty: Mongo, mg: MongoOutbox, store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease names the session of its settles: where that write fails, no settle may begin without."""
+    """The lease must name the session of its settles. If that write fails, no settle may begin."""
     victim = mg()
     await victim.open()
-    await victim.join(STREAM, "ann", 60)
+    await victim.announce(STREAM, Mode.ORDERED, "memory")
     (grant, *_) = await victim.take(STREAM, "ann", 4, 60)
     await store.add(numbered(key_of(grant.shard), 1))
-    events = await victim.read(grant, 10, 10**6)
+    events = await read(victim, grant, 10, 10**6)
     with failing(faulty, "update", times=ALWAYS, errorCode=13297), pytest.raises(Exception, match="13297"):
-        await victim.settle(grant, Settlement(published=events))
-    inside = Pause(victim, monkeypatch, "_settle")
-    settling = asyncio.create_task(victim.settle(grant, Settlement(published=events)))
+        await settle(victim, Settlement(grant, published=events))
+    inside = Pause(victim, monkeypatch, "event", "update_many")
+    settling = asyncio.create_task(settle(victim, Settlement(grant, published=events)))
     await inside.reached()
-    assert (await store._db.collection("lease").find_one({"shard": grant.shard}) or {}).get("session")
+    assert (await MongoProbe(store).collection("lease").find_one({"shard": grant.shard}) or {}).get("session")
     inside.go.set()
     await settling
     await victim.close()
 
 
-async def test_a_relay_that_sleeps_inside_of_a_settle_changes_nothing_when_it_wakes(
+async def test_a_relay_that_stops_in_a_settle_changes_nothing_when_it_goes_on(
     mg: MongoOutbox, store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeper = mg()
     await sleeper.open()
-    await sleeper.join(STREAM, "ann", LEASE)
+    await sleeper.announce(STREAM, Mode.ORDERED, "memory")
     (grant, *_) = await sleeper.take(STREAM, "ann", 1, LEASE)
     await store.add(numbered(key_of(grant.shard), 5))
-    events = await sleeper.read(grant, 10, 10**6)
-    inside = Pause(sleeper, monkeypatch, "_settle")
-    late = asyncio.create_task(sleeper.settle(grant, Settlement(published=events)))
+    events = await read(sleeper, grant, 10, 10**6)
+    inside = Pause(sleeper, monkeypatch, "event", "update_many")
+    late = asyncio.create_task(settle(sleeper, Settlement(grant, published=events)))
     await inside.reached()
     to = MemoryPublisher()
     async with relay(mg(), stream(to, lease_seconds=LEASE)):
@@ -357,11 +359,11 @@ async def test_a_relay_that_sleeps_inside_of_a_settle_changes_nothing_when_it_wa
     assert set(await attempts(store)) == {1}
 
 
-async def test_a_relay_waits_for_mongodb_that_is_not_there_and_outlives_its_absence(
+async def test_a_relay_waits_for_mongodb_and_outlives_a_restart(
     own_server: OwnServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "_CONNECT_SECONDS", 0.1)
-    monkeypatch.setattr(database, "_CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(clients, "CONNECT_SECONDS", 0.5)
     server = own_server(Mongo)
     outbox = mongo_outbox(server.url)
     store = outbox()

@@ -1,4 +1,4 @@
-"""Two transactions at once on MongoDB, in a chosen order: a store is stopped between two of its commands."""
+"""Two transactions at once on MongoDB, in a chosen order: a store stops between two of its commands."""
 
 import asyncio
 import itertools
@@ -10,14 +10,14 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import AutoReconnect
 
 from pillarbox.conformance import Connect
-from pillarbox.conformance.store_setup import JOBS, LEASE, PAST, SHARDS, STREAM, StoreSetup, ids
+from pillarbox.conformance.store_setup import JOBS, LEASE, PAST, SHARDS, STREAM, StoreSetup, ids, read, refs, settle
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Status
 from pillarbox.store import Failure, Rescued, Settlement
 from pillarbox.stores.mongo import MongoStore
+from servers import Mongo
 from tests.integration.mongos import Pause
 from tests.integration.relays import mongo_outbox
-from tests.servers import Mongo
 
 _numbers = itertools.count(1)
 pytestmark = pytest.mark.asyncio
@@ -27,7 +27,7 @@ class TestMongoInterleavings(StoreSetup):
     @pytest.fixture
     def connect(self, mongo: Mongo) -> Connect:
         outbox = mongo_outbox(mongo.url)
-        prefix = f"lane{os.getpid()}x{next(_numbers)}"
+        prefix = f"turns{os.getpid()}x{next(_numbers)}"
         return lambda *, shards=SHARDS: outbox(prefix=prefix, shards=shards)
 
     @pytest.mark.parametrize("after", [False, True], ids=["before the events change", "before the commit"])
@@ -37,9 +37,9 @@ class TestMongoInterleavings(StoreSetup):
         grant = await self.own(store)
         (event,) = await self.write(store, grant, self.event())
         await store.renew([grant], PAST)
-        await other.join(STREAM, "bob", LEASE)
-        inside = Pause(store, monkeypatch, "_settle", after=after)
-        settling = asyncio.create_task(store.settle(grant, Settlement(published=[event])))
+        await self.join(other, STREAM, "bob", LEASE)
+        inside = Pause(store, monkeypatch, "event", "update_many", after=after)
+        settling = asyncio.create_task(settle(store, Settlement(grant, published=[event])))
         await inside.reached()
         (taken,) = await other.take(STREAM, "bob", SHARDS, LEASE)
         inside.go.set()
@@ -49,7 +49,7 @@ class TestMongoInterleavings(StoreSetup):
         await self.publish(other, taken, event)
         assert await self.count(store) == {Status.PUBLISHED: 1}
 
-    async def test_of_a_settle_and_a_take_over_at_once_only_one_has_the_event(
+    async def test_a_settle_and_a_take_over_at_once_never_both_have_the_event(
         self, store: MongoStore, other: MongoStore
     ) -> None:
         grant, workers = await self.own(store), itertools.count(1)
@@ -57,7 +57,7 @@ class TestMongoInterleavings(StoreSetup):
             (event,) = await self.write(store, grant, self.event())
             await store.renew([grant], PAST)
             settled, taken = await asyncio.gather(
-                store.settle(grant, Settlement(published=[event], keep_published=False)),
+                settle(store, Settlement(grant, published=[event], keep_published=False)),
                 other.take(STREAM, f"w{next(workers)}", SHARDS, LEASE),
                 return_exceptions=True,
             )
@@ -74,18 +74,20 @@ class TestMongoInterleavings(StoreSetup):
     ) -> None:
         grant, key = await self.own(store), self.key()
         dead, last = await self.write(store, grant, *self.events(2, key=key))
-        await store.settle(grant, Settlement(dead=[Failure(dead, "refused", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(dead, "refused", 1)]))
         await self.fail_head(store, grant, last)
-        slow, where = (store, "_release_key") if first == "settle" else (other, "_audit")
-        inside = Pause(slow, monkeypatch, where)
+        if first == "settle":
+            inside = Pause(store, monkeypatch, "event", "find_one")
+        else:
+            inside = Pause(other, monkeypatch, "audit", "insert_many")
 
-        async def settle() -> Any:
-            return await store.settle(grant, Settlement(published=[last], release=[key]))
+        async def release() -> Any:
+            return await settle(store, Settlement(grant, published=[last], release_keys=[key]))
 
         async def operate() -> Any:
-            return await getattr(other, action)([dead.id], "olga")
+            return await getattr(other, action)(refs(dead), "olga")
 
-        begun, late = (settle, operate) if first == "settle" else (operate, settle)
+        begun, late = (release, operate) if first == "settle" else (operate, release)
         one = asyncio.create_task(begun())
         await inside.reached()
         two = asyncio.create_task(late())
@@ -103,7 +105,7 @@ class TestMongoInterleavings(StoreSetup):
     async def test_a_take_whose_second_half_fails_keeps_the_first(
         self, store: MongoStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        await store.join(STREAM, "ann", LEASE)
+        await self.join(store, STREAM, "ann", LEASE)
         real, calls = AsyncCollection.find_one_and_update, itertools.count(1)
 
         async def unreliable(*arguments: Any, **named: Any) -> Any:
@@ -119,9 +121,9 @@ class TestMongoInterleavings(StoreSetup):
         await self.write(store, grant, *self.events(3))
         await store.add([self.event(stream=JOBS)])
         assert len(await store.claim(JOBS, 0, "ann", 1, PAST)) == 1
-        assert await store.read(grant, 0, 1000) == []
+        assert await read(store, grant, 0, 1000) == []
         assert await store.read_due(grant, 0, 1000) is None
-        assert await store.promote(STREAM, 0) == 0
+        assert await store.reenter_due(STREAM, 0) == 0
         assert await store.rescue(JOBS, 600, 5, 0) == Rescued(0, 0)
         assert await store.prune_dead(PAST, 0) == 0
         assert (await store.prune_published(PAST, 0)).deleted == 0

@@ -1,4 +1,4 @@
-"""Within a key the order of seq is the order of commits on MongoDB: contending writers, clocks, failovers."""
+"""On MongoDB seq follows the order of commits within a key: contending writers, wrong clocks, elections."""
 
 import json
 import os
@@ -15,10 +15,10 @@ import pytest
 from pymongo.errors import PyMongoError
 
 from pillarbox import Outbox
+from servers import Mongo, MongoSet
+from servers.fixtures import OwnServer
+from servers.process import wait_until
 from tests.mongo_outbox import MongoOutbox
-from tests.servers import Mongo, MongoSet
-from tests.servers.fixtures import OwnServer
-from tests.servers.process import wait_until
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = (sys.executable, "-m", "tests.integration.mongo_writer")
@@ -27,7 +27,7 @@ LIBRARY = distribution("libfaketime").locate_file("libfaketime/vendor/libfaketim
 
 
 def clock(offset: str) -> Mapping[str, str]:
-    """For the environment of a process whose clock is off."""
+    """Environment of a process whose clock is off."""
     return {
         "LD_PRELOAD": str(LIBRARY),
         "FAKETIME": offset,
@@ -67,7 +67,7 @@ def inversions(versions: Mapping[str, Sequence[int]]) -> int:
 
 
 class Load:
-    """Writers that contend for a few keys, each a process, and what must be true of what they wrote."""
+    """Writer processes that contend for a few keys, and the check of what they wrote."""
 
     def __init__(self, made: MongoOutbox, folder: Path, offsets: Sequence[str | None]) -> None:
         self.made = made
@@ -94,7 +94,7 @@ class Load:
         return 0
 
     def go_on(self, count: int) -> None:
-        """Until so many more events are committed."""
+        """Wait until so many more events are committed."""
         start = self.committed()
         wait_until(lambda: self.committed() >= start + count, seconds=30, what=f"{count} more events")
 
@@ -106,10 +106,10 @@ class Load:
         return [json.loads(line) for ledger in self.ledgers for line in ledger.read_text().splitlines()]
 
     def check(self) -> Mapping[str, int]:
-        """Stops the writers; returns what was found."""
+        """Stop the writers, check their events and return the figures."""
         ledger = self.stop()
         events = self.made.events()
-        by_id = {str(event["_id"]) for event in events}
+        by_id = {str(event["_id"]["id"]) for event in events}
         versions = versions_by_key(events)
         heads = {
             str(each["_id"]): each["version"] for each in self.made.database[f"{self.made.prefix}_aggregate"].find()
@@ -198,8 +198,8 @@ def test_a_primary_that_stands_still_and_comes_back(own_server: OwnServer, load:
     running.check()
 
 
-def promote(node: Mongo) -> None:
-    """Others do not vote for a node that lags behind, as it can under load."""
+def make_primary(node: Mongo) -> None:
+    """Ask until the others vote for it. Under load a node can lag behind, and then they do not."""
 
     def is_promoted() -> bool:
         with suppress(PyMongoError):
@@ -214,7 +214,7 @@ def test_primaries_whose_clocks_are_hours_apart(own_server: OwnServer, load: Cal
     nodes = own_server(SkewedSet)
     running = load(nodes.url)
     for node in (*nodes.nodes, nodes.nodes[0]):
-        promote(node)
+        make_primary(node)
         running.go_on(30)
         assert node.is_primary()
     running.check()
@@ -222,7 +222,7 @@ def test_primaries_whose_clocks_are_hours_apart(own_server: OwnServer, load: Cal
 
 @pytest.mark.parametrize("replica_set", [True, False], ids=["replica set", "standalone"])
 def test_a_server_whose_clock_is_set_back_while_it_is_down(own_server: OwnServer, replica_set: bool) -> None:
-    """A replica set goes on after its last entry; a standalone server has nothing to go on from."""
+    """A replica set goes on after its last entry. A standalone server has no such entry."""
     server = own_server(SkewedMongo, offset="+1h", replica_set=replica_set)
     made = MongoOutbox(server.url)
     outbox = Outbox(prefix=made.prefix, transactions=False)

@@ -1,4 +1,4 @@
-"""What the hot commands of the store on MongoDB cost: its own commands are recorded, and explained."""
+"""The cost of the frequent commands of the store on MongoDB: they are recorded and explained by the server."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pillarbox.store import Failure, Grant, Settlement
+from pillarbox.conformance.store_setup import read, settle
+from pillarbox.event import Mode
+from pillarbox.ids import uuid7
+from pillarbox.store import Failure, Filter, Grant, Settlement
 from pillarbox.stores.mongo import MongoStore
 from pillarbox.stores.mongo.database import CODEC
+from servers import Mongo
 from tests.integration.mongos import Recorder
 from tests.integration.relays import STREAM, MongoOutbox, key_of, mongo_outbox, move, numbered
-from tests.servers import Mongo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,21 +26,21 @@ _OWN = ("$db", "lsid", "$clusterTime", "txnNumber", "startTransaction", "autocom
 
 
 class Recorded:
-    """A large outbox, of which nine tenths are settled, with a blocked hot key; and what the store asks of it."""
+    """A large outbox with a held hot key, nine tenths of it settled, and the commands that its store sends."""
 
     def __init__(self, store: MongoStore, recorder: Recorder, grant: Grant) -> None:
         self.store, self.recorder, self.grant = store, recorder, grant
 
     async def explain(self, name: str, collection: str = "event") -> list[dict[str, Any]]:
         """The statistics of the recorded commands of this name on this collection."""
-        own = self.store._db.names[collection]
+        own = self.store.database.names[collection]
         found = [command for command in self.recorder.take(name) if command[name] == own]
         assert found, f"no {name} on {own} was sent"
         return [await self._explain(command) for command in found]
 
     async def _explain(self, command: dict[str, Any]) -> dict[str, Any]:
         what = {field: value for field, value in command.items() if field not in _OWN}
-        answer: dict[str, Any] = await self.store._db.opened.command(
+        answer: dict[str, Any] = await self.store.database.opened.command(
             {"explain": what, "verbosity": "executionStats"}, codec_options=CODEC
         )
         self.recorder.sent.clear()
@@ -48,7 +51,7 @@ def nodes(plan: Any) -> Iterator[dict[str, Any]]:
     if isinstance(plan, dict):
         yield plan
         for name, child in plan.items():
-            # Plans that were tried and lost are told as well.
+            # The answer has the rejected plans too.
             if name not in ("rejectedPlans", "allPlansExecution"):
                 yield from nodes(child)
     elif isinstance(plan, list):
@@ -57,7 +60,7 @@ def nodes(plan: Any) -> Iterator[dict[str, Any]]:
 
 
 def cost(explained: dict[str, Any]) -> tuple[int, int, set[str]]:
-    """Keys and documents examined, and the indexes that were used; a walk over the collection is one called so."""
+    """Keys and documents examined, and the names of the indexes; COLLSCAN if the whole collection was read."""
     found = list(nodes(explained))
     stats = [each for each in found if "totalKeysExamined" in each]
     indexes = {each["indexName"] for each in found if "indexName" in each}
@@ -75,7 +78,7 @@ async def large(mongo: Mongo) -> AsyncIterator[Recorded]:
         await store.open()
     for shard in range(4):
         await store.add(numbered(key_of(shard), EVENTS // 4))
-    events = store._db.collection("event")
+    events = store.database.collection("event")
     old = [each["_id"] async for each in events.find({}, {"_id": 1}, sort=[("seq", 1)])]
     settled = {"_id": {"$in": [each for place, each in enumerate(old) if place % 10]}}
     await events.update_many(settled, [{"$set": {"status": "published", "published_at": "$$NOW"}}])
@@ -83,20 +86,23 @@ async def large(mongo: Mongo) -> AsyncIterator[Recorded]:
     await store.add(numbered(key_of(1), HELD, stream="later"))
     later = {"status": "scheduled", "next_attempt_at": {"$add": ["$$NOW", 3_600_000]}}
     await events.update_many({"stream": "later"}, [{"$set": later}])
+    await store.announce(STREAM, Mode.ORDERED, "memory")
     await store.join(STREAM, "ann", 600)
     grant = next(each for each in await store.take(STREAM, "ann", 4, 600) if each.shard == 0)
     head = await events.find_one({"key": HOT}, {"_id": 1}, sort=[("seq", 1)])
     assert head is not None
     await events.update_many({"key": HOT}, {"$set": {"status": "held"}})
-    await store._db.collection("blocked_key").insert_one({"stream": STREAM, "shard": 0, "key": HOT, "mode": "retry"})
-    await move(store, "blocked_key", "next_attempt_at", 0.0)
+    await store.database.collection("held_key").insert_one(
+        {"stream": STREAM, "shard": 0, "key": HOT, "mode": "retrying"}
+    )
+    await move(store, "held_key", "next_attempt_at", 0.0)
     recorder.sent.clear()
     yield Recorded(store, recorder, grant)
     await store.close()
 
 
 async def test_a_read_walks_the_ready_index_from_its_head(large: Recorded) -> None:
-    assert len(await large.store.read(large.grant, BATCH, 10**6)) == BATCH
+    assert len(await read(large.store, large.grant, BATCH, 10**6)) == BATCH
     (explained,) = await large.explain("find")
     keys, documents, indexes = cost(explained)
     assert indexes == {"ready"}
@@ -104,13 +110,13 @@ async def test_a_read_walks_the_ready_index_from_its_head(large: Recorded) -> No
     assert documents <= BATCH
 
 
-async def test_a_due_key_is_read_by_the_aside_index(large: Recorded) -> None:
+async def test_a_due_key_is_read_by_the_held_index(large: Recorded) -> None:
     run = await large.store.read_due(large.grant, BATCH, 10**6)
     assert run is not None
     assert len(run.events) == BATCH
     (explained,) = await large.explain("find")
     keys, documents, indexes = cost(explained)
-    assert indexes == {"aside"}
+    assert indexes == {"held"}
     assert keys <= 2 * BATCH
     assert documents <= BATCH
 
@@ -125,14 +131,14 @@ async def test_a_poll_looks_at_few_events(large: Recorded) -> None:
     assert documents <= 300
 
 
-async def test_what_is_scheduled_for_later_costs_a_poll_nothing(large: Recorded) -> None:
+async def test_events_scheduled_for_later_cost_a_poll_nothing(large: Recorded) -> None:
     await large.store.poll("later", "ann", None)
     (explained,) = await large.explain("aggregate", "stream")
     assert cost(explained)[0] <= 50
 
 
-async def test_promotion_finds_only_what_is_due(large: Recorded) -> None:
-    assert await large.store.promote("later", BATCH) == 0
+async def test_re_entry_finds_only_what_is_due(large: Recorded) -> None:
+    assert await large.store.reenter_due("later", BATCH) == 0
     (explained,) = await large.explain("find")
     keys, documents, indexes = cost(explained)
     assert indexes == {"due"}
@@ -164,6 +170,43 @@ async def test_unserved_streams_are_found_in_a_step_for_each(large: Recorded) ->
         assert documents <= 1
 
 
+async def test_a_settle_goes_by_the_primary_key(large: Recorded) -> None:
+    events = await read(large.store, large.grant, BATCH, 10**6)
+    await settle(large.store, Settlement(large.grant, published=events))
+    (explained,) = await large.explain("update")
+    keys, documents, indexes = cost(explained)
+    assert indexes == {"_id_"}
+    assert keys <= 2 * BATCH
+    assert documents == BATCH
+
+
+async def test_an_id_is_found_in_all_streams_by_the_primary_key(large: Recorded) -> None:
+    (event,) = await read(large.store, large.grant, 1, 10**6)
+    await large.store.add([event._replace(stream="elsewhere")])
+    assert len(await large.store.find_by_id(event.id)) == 2
+    assert len(await large.store.find(Filter(ids=[event.id, uuid7()]), 10)) == 2
+    for explained in await large.explain("aggregate"):
+        keys, documents, indexes = cost(explained)
+        assert indexes == {"_id_"}
+        assert keys <= 5
+        assert documents == 2
+
+
+async def test_an_index_by_aggregate_is_made_where_it_is_asked_for(large: Recorded) -> None:
+    store = large.store
+    assert "aggregate" not in await store.database.collection("event").index_information()
+    assert list(await store.migrate(aggregate_index=True)) == ["aggregate_index"]
+    assert list(await store.migrate(aggregate_index=True)) == []
+    await store.add(
+        numbered("k", 3, stream="elsewhere", aggregate_id="7", aggregate_version=2) + numbered("k", 1, aggregate_id="8")
+    )
+    large.recorder.sent.clear()
+    versions = {"aggregate_id": "7", "aggregate_version": {"$gte": 2}}
+    assert len(await store.database.collection("event").find(versions).to_list()) == 3
+    (explained,) = await large.explain("find")
+    assert cost(explained) == (3, 3, {"aggregate"})
+
+
 async def test_a_page_of_prune_goes_by_the_primary_key(large: Recorded) -> None:
     page = await large.store.prune_published(-60, BATCH)
     assert page.deleted > 0
@@ -174,16 +217,16 @@ async def test_a_page_of_prune_goes_by_the_primary_key(large: Recorded) -> None:
     assert documents <= BATCH
 
 
-async def test_a_prune_of_dead_letters_touches_its_batch(large: Recorded) -> None:
+async def test_a_prune_of_dead_letters_reads_each_once(large: Recorded) -> None:
     store = large.store
-    events = await store.read(large.grant, 4 * BATCH, 10**6)
-    await store.settle(large.grant, Settlement(dead=[Failure(event, "$bad", 1) for event in events]))
+    events = await read(store, large.grant, 4 * BATCH, 10**6)
+    await settle(store, Settlement(large.grant, dead=[Failure(event, "$bad", 1) for event in events]))
     large.recorder.sent.clear()
     assert await store.prune_dead(-60, BATCH) == BATCH
     (explained,) = await large.explain("aggregate", "dead_letter")
     keys, documents, indexes = cost(explained)
     assert "died" in indexes
     assert "COLLSCAN" not in indexes
-    # The server reads a few megabytes ahead of a pipeline's limit: not its batch, but once each.
+    # A pipeline reads a few megabytes beyond its limit, but no document twice.
     assert keys <= 4 * BATCH
     assert documents <= 4 * BATCH

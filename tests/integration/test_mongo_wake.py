@@ -1,4 +1,4 @@
-"""A change stream wakes a sleeping relay; whatever befalls it, nothing is lost and it is opened again."""
+"""A change stream wakes a sleeping relay. When it fails it is opened again, and no event is lost."""
 
 import asyncio
 import logging
@@ -9,11 +9,11 @@ import pytest
 
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.stores.mongo import MongoStore, wake
+from servers import Mongo, MongoStandalone
 from tests.integration.mongos import failing
 from tests.integration.relays import STREAM, MongoOutbox, mongo_outbox, numbered, relay, stream, until
-from tests.servers import Mongo, MongoStandalone
 
-# The driver leaves the socket of a server that hung up to the garbage collector.
+# When a server closes a connection, the driver leaves the socket to the garbage collector.
 pytestmark = [pytest.mark.asyncio, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 SOON = 5.0  # far below the ten seconds after which a sleeping relay looks by itself
@@ -21,7 +21,7 @@ SOON = 5.0  # far below the ten seconds after which a sleeping relay looks by it
 
 @pytest.fixture(scope="module")
 def faulty(mongo: Mongo) -> Iterator[Mongo]:
-    """A server whose commands can be made to fail; ``mongo`` says whether there is one at all."""
+    """A server whose commands can be made to fail. ``mongo`` skips the test where MongoDB is missing."""
     assert mongo.running
     with Mongo(settings={"enableTestCommands": "1"}) as server:
         yield server
@@ -32,34 +32,48 @@ def mg(faulty: Mongo) -> MongoOutbox:
     return mongo_outbox(faulty.url)
 
 
-async def asleep(store: MongoStore) -> None:
-    await until(lambda: store._watcher._sleepers)
-    # The stream is open, and the look that opening it asks for is over.
-    await asyncio.sleep(0.3)
+class Sleepers:
+    """The workers that sleep on a store."""
+
+    def __init__(self, store: MongoStore, patch: pytest.MonkeyPatch) -> None:
+        self._asleep: set[str] = set()
+        real = store.doze
+
+        async def doze(stream: str, worker: str, asleep: bool) -> None:
+            await real(stream, worker, asleep)
+            (self._asleep.add if asleep else self._asleep.discard)(worker)
+
+        patch.setattr(store, "doze", doze)
+
+    async def wait(self) -> None:
+        await until(lambda: self._asleep)
+        # Opening the change stream asked for one more poll: it is over by then.
+        await asyncio.sleep(0.3)
 
 
-async def test_an_event_wakes_a_relay_again_and_again_whatever_befalls_its_stream(
+async def test_an_event_wakes_a_relay_after_each_failure_of_its_change_stream(
     faulty: Mongo, mg: MongoOutbox, store: MongoStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(wake, "_RETRY_SECONDS", 0.05)
     caplog.set_level(logging.INFO, logger="pillarbox.stores.mongo")
     to, own = MemoryPublisher(), mg()
+    sleepers = Sleepers(own, monkeypatch)
     async with relay(own, stream(to, poll_limit_seconds=10)):
-        await asleep(own)
+        await sleepers.wait()
         await store.add(numbered("k", 1))
         await to.wait_for(1, timeout=SOON)
         troubles: tuple[dict[str, Any], ...] = ({"closeConnection": True}, {"errorCode": 286}, {"errorCode": 43})
         for count, trouble in enumerate(troubles, start=2):
-            await asleep(own)
-            with failing(faulty, "getMore", **trouble):
-                # The getMore that waits now ends after a second; the next one meets the trouble.
-                await asyncio.sleep(1.5)
+            await sleepers.wait()
+            with failing(faulty, "getMore", **trouble) as failed:
+                # The getMore that waits now ends after a second. The next one fails.
+                await failed()
             await store.add(numbered("k", 1, first=count))
             await to.wait_for(count, timeout=SOON)
     assert [record for record in caplog.records if getattr(record, "action", None) == "watch_again"], "history was lost"
 
 
-async def test_a_standalone_server_is_polled_and_told_of_once(
+async def test_a_standalone_server_is_polled_and_the_log_says_so_once(
     mongo_standalone: MongoStandalone, caplog: pytest.LogCaptureFixture
 ) -> None:
     outbox = mongo_outbox(mongo_standalone.url)

@@ -8,17 +8,23 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
+from pillarbox.conformance.probes import probe_of
 from pillarbox.errors import ConfigError, SchemaError, StoreDown, StoreError
-from pillarbox.event import Event, Status
+from pillarbox.event import Mode, Status
 from pillarbox.publisher import Outcome
 from pillarbox.publishers.memory import MemoryPublisher
+from pillarbox.sql.statements import Statement
 from pillarbox.store import Grant
-from pillarbox.stores._mysql_url import connect_settings
 from pillarbox.stores.mysql import MysqlStore
-from pillarbox.stores.sql import SqlStore, Statement
-from pillarbox.stores.sql.ordered import fence
+from pillarbox.stores.mysql.database import MysqlDatabase
+from pillarbox.stores.mysql.url import connect_settings
+from pillarbox.stores.sql import SqlStore
+from pillarbox.stores.sql.turns import fence
 from pillarbox.urls import store_from_url
+from servers import MariaDB, MySQL
+from servers.fixtures import OwnServer
 from tests.integration.relays import (
     STREAM,
     SqlOutbox,
@@ -29,6 +35,7 @@ from tests.integration.relays import (
     in_order,
     key_of,
     mixed,
+    move,
     mysql_outbox,
     numbered,
     query,
@@ -37,8 +44,6 @@ from tests.integration.relays import (
     settled,
     stream,
 )
-from tests.servers import MariaDB, MySQL
-from tests.servers.fixtures import OwnServer
 
 pytestmark = pytest.mark.asyncio
 
@@ -60,9 +65,10 @@ async def grant(store: SqlStore) -> Grant:
     await store.add([make_event(stream=STREAM, key=f"k{n % 40}", payload=b"p") for n in range(EVENTS)])
     await execute(
         store,
-        "UPDATE {event} SET status = 'published', published_at = {now} ORDER BY seq LIMIT :count",
+        "UPDATE {event} SET status = 'published', published_at = created_at ORDER BY seq LIMIT :count",
         count=EVENTS * 9 // 10,
     )
+    await store.announce(STREAM, Mode.ORDERED, "memory")
     await store.join(STREAM, "ann", 60)
     grants = await store.take(STREAM, "ann", 4, 60)
     return next(each for each in grants if each.shard == 0)
@@ -70,13 +76,13 @@ async def grant(store: SqlStore) -> Grant:
 
 async def touched(store: SqlStore, statement: Statement, **values: Any) -> int:
     """How many rows of any table and index the server looked at."""
-    counters = store._statement(
-        "SELECT sum(variable_value) FROM {status_table} WHERE variable_name LIKE 'Handler_read%'".replace(
-            "{status_table}", _status_table(store)
-        )
+    assert isinstance(store.database, MysqlDatabase)
+    is_mariadb = "nopad" in store.database.collation
+    table = "information_schema.session_status" if is_mariadb else "performance_schema.session_status"
+    counters = store.statements.make(
+        f"SELECT sum(variable_value) FROM {table} WHERE variable_name LIKE 'Handler_read%'"
     )
-    assert isinstance(store, MysqlStore)
-    async with store._database.alone() as one:
+    async with store.database.alone() as one:
         before = (await one.fetch(counters))[0][0]
         between = (await one.fetch(counters))[0][0]
         await one.fetch(statement, **values)
@@ -84,17 +90,9 @@ async def touched(store: SqlStore, statement: Statement, **values: Any) -> int:
     return int(after - between - (between - before))
 
 
-def _status_table(store: SqlStore) -> str:
-    assert isinstance(store, MysqlStore)
-    is_mariadb = "nopad" in store._database.collation
-    return "information_schema.session_status" if is_mariadb else "performance_schema.session_status"
-
-
-async def plan(store: SqlStore, statement: Statement, **values: Any) -> dict[str, str | None]:
+async def plan(store: SqlStore, name: str, **values: Any) -> dict[str, str | None]:
     """The index by which each table is reached."""
-    explained = Statement.__new__(Statement)
-    explained.names, explained.text = statement.names, f"EXPLAIN {statement.text}"
-    rows = await store._db.fetch(explained, **values)
+    rows = await query(store, f"EXPLAIN {store.statements.texts[name]}", **values)
     is_mariadb = len(rows[0]) == 10
     table, key = (2, 5) if is_mariadb else (2, 6)
     return {str(row[table]): row[key] for row in rows if row[table]}
@@ -102,50 +100,50 @@ async def plan(store: SqlStore, statement: Statement, **values: Any) -> dict[str
 
 async def test_a_read_walks_the_ready_index_from_its_head(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     values = {**fence(grant), "limit": BATCH, "inline": 10**6}
-    found = await plan(store, store._sql["read"], **values)
-    assert found[store._names.parts["event"]] == store._names.parts["ready_index"]
-    assert await touched(store, store._sql["read"], **values) <= 3 * BATCH
+    found = await plan(store, "read", **values)
+    assert found[probe_of(store).tables["event"]] == probe_of(store).tables["ready_index"]
+    assert await touched(store, store.statements["read"], **values) <= 3 * BATCH
 
 
 async def test_a_poll_touches_a_few_rows_for_each_shard(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:
-    shards = {f"shard_{n}": n for n in range(4)}
-    assert await touched(store, store._poll_statement(4), stream=STREAM, worker="ann", **shards) <= 80
-    assert await touched(store, store._poll_statement(4), stream="empty", worker="ann", **shards) <= 80
+    poll, shards = store.statements["poll"], list(range(4))
+    assert await touched(store, poll, stream=STREAM, worker="ann", shards=shards) <= 80
+    assert await touched(store, poll, stream="empty", worker="ann", shards=shards) <= 80
 
 
 async def test_a_due_key_is_read_by_its_own_index(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     await execute(store, "UPDATE {event} SET status = 'held' WHERE status = 'pending'")
-    ((key, shard),) = await query(store, "SELECT key, shard FROM {event} WHERE status = 'held' LIMIT 1")
+    ((key, shard),) = await query(store, "SELECT `key`, shard FROM {event} WHERE status = 'held' LIMIT 1")
     values = {**fence(grant), "shard": shard, "key": key, "limit": 5, "inline": 10**6}
     values |= {"token": (await query(store, "SELECT token FROM {lease} WHERE shard = :shard", shard=shard))[0][0]}
-    found = await plan(store, store._sql["read_key"], **values)
-    assert found[store._names.parts["event"]] == store._names.parts["aside_index"]
-    assert len(await store._db.fetch(store._sql["read_key"], **values)) == 5
-    assert await touched(store, store._sql["read_key"], **values) <= 30
+    found = await plan(store, "read_key", **values)
+    assert found[probe_of(store).tables["event"]] == probe_of(store).tables["held_index"]
+    assert len(await store.database.fetch(store.statements["read_key"], **values)) == 5
+    assert await touched(store, store.statements["read_key"], **values) <= 30
 
 
 async def test_instants_that_have_come_are_found_by_their_index(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:
-    later = "UPDATE {event} SET status = 'scheduled', next_attempt_at = {later:delay} WHERE status = 'pending'"
-    await execute(store, later, delay=3600.0)
-    due = store._sql["due_ids"]
-    found = await plan(store, due, stream=STREAM, limit=BATCH)
-    assert found == {store._names.parts["event"]: store._names.parts["due_index"]}
+    await execute(store, "UPDATE {event} SET status = 'scheduled' WHERE status = 'pending'")
+    await move(store, "event", "next_attempt_at", 3600.0, status="scheduled")
+    due = store.statements["due"]
+    found = await plan(store, "due", stream=STREAM, limit=BATCH)
+    assert found == {probe_of(store).tables["event"]: probe_of(store).tables["due_index"]}
     assert await touched(store, due, stream=STREAM, limit=BATCH) <= 5
 
 
 async def test_a_settle_and_a_prune_touch_what_they_change(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     rows = await query(store, "SELECT id FROM {event} WHERE status = 'pending' AND shard = 0 LIMIT 20")
-    assert await touched(store, store._sql["publish"], ids=[row[0] for row in rows]) <= 60
-    assert await touched(store, store._sql["prune_page"], keep=-3600.0, limit=BATCH, after=0) <= 2 * BATCH
+    assert await touched(store, store.statements["publish"], stream=STREAM, ids=[row[0] for row in rows]) <= 60
+    assert await touched(store, store.statements["prune_page"], keep=3600.0, limit=BATCH, after=0) <= 2 * BATCH
     rows = await query(store, "SELECT seq FROM {event} WHERE status = 'published' LIMIT 20")
-    assert await touched(store, store._sql["prune"], seqs=[row[0] for row in rows], keep=3600.0) <= 60
+    assert await touched(store, store.statements["prune"], seqs=[row[0] for row in rows], keep=-3600.0) <= 60
 
 
 async def test_streams_that_wait_are_found_without_counting_their_events(
     my: SqlOutbox, store: SqlStore, grant: Grant
 ) -> None:
     await store.add(mixed(KEYS, 50, stream="another"))
-    assert await touched(store, store._sql["next_waiting"], after="") <= 100
+    assert await touched(store, store.statements["next_waiting"], after="") <= 100
     assert await store.unserved() == ["another"]
 
 
@@ -177,8 +175,8 @@ class Cutting(MemoryPublisher):
         super().__init__()
         self._cut = cut
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes = await super().publish(events)
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        outcomes = await super().publish(batch)
         await self._cut()
         return outcomes
 
@@ -197,7 +195,7 @@ async def test_sessions_that_are_cut_between_publish_and_settle_make_no_copy(
         others = "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND user = 'root'"
         for (number,) in await query(store, others):
             with suppress(StoreError):  # it may have ended by itself
-                await store._db.run(f"KILL {number}")
+                await probe_of(store).run(f"KILL {number}")
 
     to = Cutting(cut)
     await store.add(mixed(KEYS, 10))
@@ -231,8 +229,7 @@ async def test_a_server_that_is_killed_under_load_loses_nothing(
 
 
 async def test_what_is_wrong_is_told_in_one_sentence(my: SqlOutbox, store: SqlStore) -> None:
-    assert isinstance(store, MysqlStore)
-    url = store._database._url
+    url = probe_of(store).url
     said = await refused(MysqlStore(url.replace("root@", "nobody:se%20cret@")))
     assert "user or password refused; correct the URL" in said
     assert "cret" not in said

@@ -9,12 +9,12 @@ import pytest
 import pytest_asyncio
 
 from pillarbox.errors import StoreDown
-from pillarbox.stores import _postgres_driver as driver
-from pillarbox.stores._postgres_driver import PostgresDatabase
-from pillarbox.stores.postgres import PostgresStore
-from pillarbox.stores.sql import Names, Statement
+from pillarbox.sql.statements import Statement
+from pillarbox.stores.postgres import connections
+from pillarbox.stores.postgres.connections import OwnPool
+from pillarbox.stores.postgres.database import PostgresDatabase
+from servers import Postgres
 from tests.integration.relays import eventually
-from tests.servers import Postgres
 
 pytestmark = pytest.mark.asyncio
 
@@ -22,7 +22,7 @@ POOL_SIZE = 3
 
 
 def statement(text: str) -> Statement:
-    return Statement(text, PostgresStore.dialect, Names("outbox").parts)
+    return Statement(text, "$", {})
 
 
 PID = statement("SELECT pg_backend_pid()")
@@ -32,7 +32,7 @@ FAIL = statement("SELECT 1 / 0")
 
 @pytest_asyncio.fixture
 async def database(postgres: Postgres) -> AsyncIterator[PostgresDatabase]:
-    found = PostgresDatabase(postgres.url, "postgresql", pool_size=POOL_SIZE, statement_cache=256)
+    found = PostgresDatabase(OwnPool(postgres.url, POOL_SIZE, 256), "postgresql")
     await found.open()
     yield found
     await found.close()
@@ -77,12 +77,12 @@ async def test_the_pool_gets_back_what_is_not_needed_any_more(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await together(database, POOL_SIZE)
-    monkeypatch.setattr(driver, "_KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(connections, "_KEPT_SECONDS", -1.0)
     for _ in range(POOL_SIZE):
         await pid(database)
-    connections: Any = database._connections
-    assert connections._kept == []
-    assert connections._pool.get_idle_size() == connections._pool.get_size()
+    own: Any = database._connections
+    assert own._kept == []
+    assert own._pool.get_idle_size() == own._pool.get_size()
 
 
 async def test_what_was_cut_is_replaced(database: PostgresDatabase, postgres: Postgres) -> None:

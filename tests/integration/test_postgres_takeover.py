@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from pillarbox.stores.postgres import PostgresStore
-from tests.servers import Postgres
+from servers import Postgres
 
 pytestmark = pytest.mark.asyncio
 

@@ -5,10 +5,10 @@ import signal
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from pillarbox.conformance.probes import probe_of
 from pillarbox.event import Status
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.stores.sql import SqlStore
@@ -88,8 +88,8 @@ async def asleep(sleeper: RelayProcess, store: AnyStore) -> None:
         sleeper.send(signal.SIGSTOP)
         if not isinstance(store, SqliteStore):
             return
-        database: Any = store._db
-        connection = sqlite3.connect(database.path, timeout=0.1, isolation_level=None)
+        path = probe_of(store).url.removeprefix("sqlite:///")
+        connection = sqlite3.connect(path, timeout=0.1, isolation_level=None)
         with closing(connection), suppress(sqlite3.OperationalError):
             connection.execute("BEGIN IMMEDIATE")
             return

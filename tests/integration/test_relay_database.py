@@ -8,17 +8,21 @@ from typing import Any
 
 import pytest
 
+from pillarbox.batch import Batch
+from pillarbox.conformance.probes import probe_of
 from pillarbox.errors import SchemaError, StoreDown, StoreError
-from pillarbox.event import Event, Status
+from pillarbox.event import Status
 from pillarbox.publisher import Outcome, retry
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import supervisor
 from pillarbox.store import Store
 from pillarbox.stores.postgres import PostgresStore
+from pillarbox.stores.postgres.database import PostgresDatabase
 from pillarbox.stores.sql import SqlStore
 from pillarbox.stores.sqlite import SqliteStore
+from servers import Postgres
+from servers.fixtures import OwnServer
 from tests.integration.relays import (
-    STREAM,
     Outbox,
     SqlOutbox,
     attempts,
@@ -29,6 +33,7 @@ from tests.integration.relays import (
     first_deliveries,
     in_order,
     key_of,
+    lease_in_doubt,
     mixed,
     numbered,
     postgres_outbox,
@@ -38,8 +43,6 @@ from tests.integration.relays import (
     stream,
     until,
 )
-from tests.servers import Postgres
-from tests.servers.fixtures import OwnServer
 
 pytestmark = pytest.mark.asyncio
 
@@ -92,9 +95,7 @@ async def test_a_database_that_hangs_for_a_while_makes_no_copy(own_server: OwnSe
         await to.wait_for(100)
         await asyncio.to_thread(server.pause)
         assert len(to.deliveries) < 800
-        shards = running._workers[STREAM]._ownership.shards.values()  # type: ignore[attr-defined]
-        loop = asyncio.get_running_loop()
-        await until(lambda: all(shard.publish_until < loop.time() for shard in shards))
+        await lease_in_doubt(running)
         await asyncio.to_thread(server.resume)
         await settled(store, {Status.PUBLISHED: 800})
     await store.close()
@@ -141,10 +142,10 @@ async def test_a_wrong_password_is_told_in_one_sentence(own_server: OwnServer) -
     server = own_server(Postgres)
     owner = postgres_outbox(server.url)()
     await owner.migrate()
-    await owner._db.run("CREATE ROLE ann LOGIN PASSWORD 'right'")
+    await probe_of(owner).run("CREATE ROLE ann LOGIN PASSWORD 'right'")
     rules = server.folder / "data" / "pg_hba.conf"
     rules.write_text("host all ann all scram-sha-256\n" + rules.read_text())
-    await owner._db.run("SELECT pg_reload_conf()")
+    await probe_of(owner).run("SELECT pg_reload_conf()")
     await owner.close()
     url = server.url.replace("postgres@", "ann:wrong@")
 
@@ -168,7 +169,7 @@ async def test_a_missing_database_is_told_in_one_sentence(postgres: Postgres) ->
 async def test_missing_tables_are_told_in_one_sentence(outbox: Outbox) -> None:
     store = outbox()
     if isinstance(store, SqliteStore):
-        Path(store._path).touch()
+        Path(probe_of(store).url.removeprefix("sqlite:///")).touch()
     with pytest.raises(SchemaError, match=r"has no (tables|collections) yet; make them with"):
         await relay(store, stream(MemoryPublisher())).start()
     await store.close()
@@ -176,10 +177,10 @@ async def test_missing_tables_are_told_in_one_sentence(outbox: Outbox) -> None:
 
 async def test_a_missing_right_is_told_in_one_sentence(pg: SqlOutbox, store: SqlStore, postgres: Postgres) -> None:
     role = f"reader_{os.getpid()}"
-    await store._db.run(f"CREATE ROLE {role} LOGIN")
-    await store._db.run(f"GRANT SELECT ON {store._names.parts['stream']} TO {role}")
+    await probe_of(store).run(f"CREATE ROLE {role} LOGIN")
+    await probe_of(store).run(f"GRANT SELECT ON {probe_of(store).tables['stream']} TO {role}")
     url = postgres.url.replace("postgres@", f"{role}@")
-    said = await refused(PostgresStore(url, prefix=store._names.prefix))
+    said = await refused(PostgresStore(url, prefix=probe_of(store).prefix))
     assert "permission denied" in said
     assert "grant it to the user of the relay" in said
 
@@ -195,7 +196,8 @@ async def test_a_start_that_fails_leaves_no_connection_behind(postgres: Postgres
     with pytest.raises(SchemaError):
         async with relay(store, stream(MemoryPublisher())):
             pytest.fail("it has no tables")
-    still_open = store._database._connections is not None
+    assert isinstance(store.database, PostgresDatabase)
+    still_open = store.database.is_open
     await store.close()
     assert not still_open
 
@@ -258,18 +260,18 @@ class Cutting(MemoryPublisher):
         super().__init__()
         self._cut = cut
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes = await super().publish(events)
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        outcomes = await super().publish(batch)
         await self._cut()
         return outcomes
 
 
 async def test_sessions_that_are_cut_between_publish_and_settle_make_no_copy(pg: SqlOutbox, store: SqlStore) -> None:
-    own = pg()
     name = f"cut_{os.getpid()}"
-    own._database._url += f"?application_name={name}"  # type: ignore[attr-defined]
+    probe = probe_of(store)
+    own = PostgresStore(f"{probe.url}?application_name={name}", prefix=probe.prefix)
     end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{name}'"
-    to = Cutting(lambda: store._db.run(end))
+    to = Cutting(lambda: probe_of(store).run(end))
     await store.add(mixed(KEYS, 10))
     async with relay(own, stream(to, batch=5)):
         await to.wait_for(80)

@@ -1,4 +1,4 @@
-"""What is written is published, once and in order, by a relay that nothing happens to."""
+"""A relay without faults publishes every event, once and in order."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -31,6 +31,7 @@ from tests.integration.relays import (
     settled,
     stream,
     until,
+    worker_of,
 )
 
 pytestmark = pytest.mark.asyncio
@@ -109,7 +110,7 @@ async def test_a_scheduled_event_is_published_when_its_time_has_come_and_holds_n
     async with relay(outbox(), stream(to)):
         await to.wait_for(4)
         await settled(store, {Status.PUBLISHED: 4, Status.SCHEDULED: 1})
-    # Where in their order the one that came due stands is a matter of how fast this machine is.
+    # The place of the one that came due depends on how fast this machine is.
     assert [n for n in by_key(to.deliveries)["k"] if n != 8] == [1, 2, 3]
 
 
@@ -189,7 +190,7 @@ async def test_an_event_larger_than_a_batch_still_goes(outbox: Outbox, store: St
 
 
 async def test_an_event_of_an_open_transaction_is_not_overtaken(pg: SqlOutbox, store: SqlStore) -> None:
-    """A writer holds its transaction while others commit; its own key comes in order all the same."""
+    """A writer keeps its transaction open while others commit. Its own key still comes in order."""
     to = MemoryPublisher()
     async with relay(pg(), stream(to)):
         async with store.transaction() as tx:
@@ -231,7 +232,7 @@ async def test_drain_waits_for_what_was_written_before(outbox: Outbox, store: St
             assert (await counts(store)).get(Status.PENDING) is None
 
 
-async def test_drain_is_not_deceived_by_a_poll_that_is_under_way(
+async def test_drain_does_not_trust_a_poll_that_began_before_it(
     sqlite: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = MemoryPublisher()
@@ -288,7 +289,7 @@ async def test_a_relay_that_runs_is_not_started_twice(sqlite: SqlOutbox, store: 
             await running.start()
 
 
-async def test_drain_is_not_deceived_by_a_turn_that_ends_during_a_poll(
+async def test_drain_does_not_trust_a_poll_during_which_a_turn_ended(
     sqlite: SqlOutbox, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to, behind = Gate(), sqlite()
@@ -316,7 +317,7 @@ async def test_drain_is_not_deceived_by_a_turn_that_ends_during_a_poll(
         held = True
         await polled.wait()
         to.let(100)
-        await until(lambda: not running._workers[STREAM]._busy)
+        await until(lambda: not worker_of(running).busy)
         go_on.set()
         await draining
         assert by_key(to.deliveries) == {key: [1, 2]}

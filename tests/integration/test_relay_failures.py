@@ -4,14 +4,17 @@ from collections.abc import Sequence
 
 import pytest
 
+from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
-from pillarbox.event import Event, Status
+from pillarbox.conformance.store_setup import refs
+from pillarbox.event import Status
 from pillarbox.publisher import Outcome, outage, rejected, retry
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed
 from pillarbox.store import Store
 from tests.integration.relays import (
     STREAM,
+    CircuitState,
     Outbox,
     SqlOutbox,
     attempts,
@@ -28,6 +31,7 @@ from tests.integration.relays import (
     settled,
     stream,
     until,
+    worker_of,
 )
 
 pytestmark = pytest.mark.asyncio
@@ -37,7 +41,7 @@ NEVER = Fixed(3600.0)
 
 async def due(store: Store) -> None:
     """The time of every retry has come."""
-    await move(store, "blocked_key", "next_attempt_at", 0.0)
+    await move(store, "held_key", "next_attempt_at", 0.0)
 
 
 async def test_a_failed_key_holds_only_its_key_and_goes_on_in_order(outbox: Outbox, store: Store) -> None:
@@ -59,7 +63,7 @@ async def test_a_failed_key_holds_only_its_key_and_goes_on_in_order(outbox: Outb
         await settled(store, {Status.PUBLISHED: 27})
     assert by_key(to.deliveries) == in_order(["good"], 12) | in_order(["bad"], 15)
     await store.join(STREAM, "heir", 60)
-    assert not [key for grant in await store.take(STREAM, "heir", 4, 60) for key in await store.keys_aside(grant)]
+    assert not [key for grant in await store.take(STREAM, "heir", 4, 60) for key in await store.held_keys(grant)]
 
 
 async def test_attempts_are_counted_and_the_last_one_kills(outbox: Outbox, store: Store) -> None:
@@ -100,6 +104,19 @@ async def test_an_event_without_key_is_retried_by_itself(outbox: Outbox, store: 
     assert to.deliveries[-1].attempts == 2
 
 
+async def test_a_retry_waits_for_as_long_as_the_destination_asks(outbox: Outbox, store: Store) -> None:
+    to = MemoryPublisher()
+    to.fail_next(retry("busy", after_seconds=3600.0), key="k")
+    await store.add(mixed(["k", "other"], 2))
+    async with relay(outbox(), stream(to)) as running:
+        await to.wait_for(2)
+        await running.drain()
+        await settled(store, {Status.PUBLISHED: 2, Status.FAILED: 1, Status.HELD: 1})
+        await due(store)
+        await to.wait_for(4)
+    assert by_key(to.deliveries) == in_order(["k", "other"], 2)
+
+
 async def test_an_event_can_have_a_limit_of_its_own(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key="once")
@@ -134,9 +151,9 @@ async def test_a_blocked_key_waits_for_its_operator(outbox: Outbox, store: Store
         await settled(store, {Status.PUBLISHED: 1, Status.DEAD: 1, Status.HELD: 5})
         (letter,) = await store.dead_letters()
         if act == "replay":
-            assert await store.replay([letter.event.id], "olga") == 1
+            assert await store.replay(refs(letter.event), "olga") == 1
         else:
-            assert await store.discard([letter.event.id], "olga") == 1
+            assert await store.discard(refs(letter.event), "olga") == 1
         expected = [1, 2, 3, 4, 5, 6] if act == "replay" else [2, 3, 4, 5, 6]
         await to.wait_for(1 + len(expected))
         await settled(store, {Status.PUBLISHED: 1 + len(expected)})
@@ -152,16 +169,16 @@ async def test_a_blocked_key_whose_head_dies_again_waits_again(outbox: Outbox, s
     async with relay(outbox(), stream(to, on_dead="block")):
         await settled(store, {Status.DEAD: 1, Status.HELD: 2})
         (letter,) = await store.dead_letters()
-        await store.replay([letter.event.id], "olga")
+        await store.replay(refs(letter.event), "olga")
         # It dies a second time: the history says so, and nothing went past it.
         await eventually(lambda: store.dead_letters(), lambda found: [len(each.errors) for each in found] == [2])
         assert not to.deliveries
-        await store.replay([letter.event.id], "olga")
+        await store.replay(refs(letter.event), "olga")
         await to.wait_for(3)
     assert by_key(to.deliveries) == in_order(["k"], 3)
 
 
-async def test_a_parked_key_buries_its_successors_until_they_are_replayed(outbox: Outbox, store: Store) -> None:
+async def test_later_events_of_a_parked_key_die_until_they_are_replayed(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(rejected("bad"), key="k")
     await store.add(mixed(["k", "other"], 5))
@@ -172,13 +189,13 @@ async def test_a_parked_key_buries_its_successors_until_they_are_replayed(outbox
         letters = await store.dead_letters()
         assert [letter.error for letter in letters][1:] == ["parked: an earlier event of its key is dead"] * 6
         assert [letter.event.attempts for letter in letters] == [1, 0, 0, 0, 0, 0, 0]
-        assert await store.replay([letter.event.id for letter in letters], "olga") == 7
+        assert await store.replay(refs(*(letter.event for letter in letters)), "olga") == 7
         await to.wait_for(12)
         await settled(store, {Status.PUBLISHED: 12})
     assert by_key(to.deliveries)["k"] == [1, 2, 3, 4, 5, 6, 7]
 
 
-async def test_a_key_that_was_set_aside_by_one_relay_is_known_to_the_next(outbox: Outbox, store: Store) -> None:
+async def test_a_key_that_one_relay_holds_is_known_to_the_next(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key="k")
     await store.add(numbered("k", 3))
@@ -210,8 +227,9 @@ async def test_an_outage_charges_nothing_and_passes(sql: SqlOutbox, store: Store
     to.down()
     keys = [key_of(shard) for shard in range(4)]
     await store.add(mixed(keys, 10))
-    async with relay(sql(), stream(to, max_attempts=1)) as running:
-        await until(lambda: not running._workers[STREAM].breaker.allows(0.0) if running._workers else False)
+    circuit = CircuitState()
+    async with relay(sql(), stream(to, max_attempts=1), observers=[circuit]):
+        await until(lambda: circuit.state == "open")
         assert await counts(store) == {Status.PENDING: 40}
         to.up()
         await to.wait_for(40)
@@ -220,7 +238,7 @@ async def test_an_outage_charges_nothing_and_passes(sql: SqlOutbox, store: Store
     assert set(await attempts(store)) == {1}
 
 
-async def test_an_outage_in_the_midst_of_a_retry_charges_nothing(sql: SqlOutbox, store: Store) -> None:
+async def test_an_outage_during_a_retry_charges_nothing(sql: SqlOutbox, store: Store) -> None:
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key="k")
     to.fail_next(outage("refused"), key="k", times=3)
@@ -239,11 +257,11 @@ class Raising(MemoryPublisher):
         super().__init__()
         self._times = times
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
         if self._times:
             self._times -= 1
             raise ZeroDivisionError("a bug in a publisher")
-        return await super().publish(events)
+        return await super().publish(batch)
 
 
 async def test_a_publisher_that_raises_charges_nothing_and_is_tried_again(
@@ -263,13 +281,14 @@ async def test_the_circuit_recovers_when_the_shard_of_its_probe_is_lost(sql: Sql
     to = MemoryPublisher()
     to.down()
     keys = [key_of(shard) for shard in range(4)]
-    async with relay(sql(), stream(to, slots=1, lease_seconds=30)) as running:
-        await until(lambda: STREAM in running._workers)
-        worker = running._workers[STREAM]
+    circuit = CircuitState()
+    async with relay(sql(), stream(to, slots=1, lease_seconds=30), observers=[circuit]) as running:
+        await until(lambda: worker_of(running) is not None)
+        worker = worker_of(running)
         await store.add(mixed(keys, 3))
-        await until(lambda: worker.breaker.seconds_left(0.0) > 0 and len(worker._waiting) == 4)  # type: ignore[attr-defined]
-        lost = worker._waiting[0]  # type: ignore[attr-defined]
-        worker._ownership.drop(lost)  # type: ignore[attr-defined]
+        await until(lambda: circuit.state == "open" and len(worker._waiting) == 4)
+        lost = worker._waiting[0]
+        worker.ownership.drop(lost)
         to.up()
         await to.wait_for(9)
     rest = [key for key in keys if key != keys[lost.grant.shard]]
@@ -308,12 +327,12 @@ async def test_an_id_that_died_before_can_die_again(outbox: Outbox, store: Store
 
 
 class Half(MemoryPublisher):
-    """Publishes every event but the first of each call, which it refuses for now."""
+    """Publishes every event except the odd ones."""
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        sent = await super().publish([event for event in events if event.type != "odd"])
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        sent = await super().publish(Batch.of(event for event in batch if event.type != "odd"))
         rest = iter(sent)
-        return [retry("odd") if event.type == "odd" else next(rest) for event in events]
+        return [retry("odd") if event.type == "odd" else next(rest) for event in batch]
 
 
 async def test_a_users_backoff_that_raises_does_not_publish_the_batch_again(sql: SqlOutbox, store: Store) -> None:

@@ -13,6 +13,8 @@ from confluent_kafka import admin as confluent_admin
 from pillarbox.event import Status
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.stores.sql import SqlStore
+from servers import Kafka
+from servers.fixtures import OwnServer
 from tests.integration.relays import (
     SqlOutbox,
     eventually,
@@ -23,8 +25,6 @@ from tests.integration.relays import (
     stream,
     until,
 )
-from tests.servers import Kafka
-from tests.servers.fixtures import OwnServer
 
 pytestmark = pytest.mark.asyncio
 

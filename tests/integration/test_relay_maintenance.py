@@ -2,16 +2,18 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
 from pillarbox.conformance.events import make_event
 from pillarbox.errors import ConfigError, StoreDown
-from pillarbox.event import Status
+from pillarbox.event import Event, Status
+from pillarbox.maintenance.check import Check
 from pillarbox.maintenance.prune import Prune, Pruned
 from pillarbox.maintenance.rescue import Rescue
 from pillarbox.maintenance.watch import Watch
-from pillarbox.publisher import rejected, retry
+from pillarbox.publisher import outage, rejected, retry
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed
 from pillarbox.store import Rescued, Store
@@ -28,13 +30,14 @@ from tests.integration.relays import (
     relay,
     settled,
     stream,
+    until,
 )
 
 pytestmark = pytest.mark.asyncio
 
 
 async def make_states(outbox: Outbox, store: Store) -> None:
-    """Five published, and of each other state that an ordered stream has at least one."""
+    """Five published events, and at least one in each other state of an ordered stream."""
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key="failed")
     to.fail_next(rejected("bad"), key="dead")
@@ -120,7 +123,17 @@ async def test_a_suspect_dies_of_its_last_crash_alone(outbox: Outbox, store: Sto
     assert letter.event.attempts == 2
 
 
-async def test_watch_tells_once_of_a_stream_that_nobody_serves(
+async def test_a_relay_rescues_in_an_interval_of_its_own(outbox: Outbox, store: Store) -> None:
+    await store.pause(STREAM, "olga")
+    async with relay(outbox(), stream(MemoryPublisher(), mode="queue", lease_seconds=3600), rescue_seconds=0.05):
+        await eventually(store.streams, lambda found: [each.workers for each in found] == [1])
+        await store.add(numbered(None, 1))
+        for shard in range(4):
+            await store.claim(STREAM, shard, "dead", 10, -1.0)
+        await settled(store, {Status.FAILED: 1})
+
+
+async def test_watch_warns_once_of_a_stream_that_nobody_serves(
     outbox: Outbox, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -175,7 +188,41 @@ async def test_a_service_that_fails_is_tried_again(
     assert sum(getattr(record, "action", None) == "watch_failed" for record in caplog.records) == 2
 
 
-@pytest.mark.parametrize("seconds", [0, -1])
-async def test_an_interval_is_above_nothing(sqlite: SqlOutbox, store: SqlStore, seconds: float) -> None:
+def broken(attempts: int) -> float:
+    raise ZeroDivisionError
+
+
+def hopeless() -> list[Event]:
+    raise ZeroDivisionError
+
+
+async def test_all_log_lines_of_a_relay_go_to_its_logger(
+    sqlite: SqlOutbox, store: SqlStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    to = MemoryPublisher()
+    to.fail_next(outage("refused"), key="k")
+    to.fail_next(retry("busy"), key="k")
+    await store.add([*numbered("k", 2), *numbered("k", 1, stream="oders"), *numbered(None, 1, stream="jobs")])
+    for shard in range(4):
+        await store.claim("jobs", shard, "dead", 10, -1.0)
+        await store.take(STREAM, "dead", 1, -1.0)
+    settings: dict[str, Any] = {"keep_published_seconds": 0.05, "prune_seconds": 0.05, "watch_seconds": 0.05}
+    checks = [Check("pages", hopeless, interval_seconds=0.05)]
+    streams = stream(to, retry=broken), stream(to, "jobs", mode="queue")
+    wanted = {"started", "circuit_opened", "circuit_closed", "retry_policy_failed", "unserved", "pruned", "rescued"}
+    wanted |= {"reconcile_failed", "stopped"}
+
+    def actions() -> set[str]:
+        return {getattr(record, "action", "") for record in caplog.records}
+
+    async with relay(sqlite(), *streams, checks=checks, logger=logging.getLogger("shop.outbox"), **settings):
+        await until(lambda: wanted - {"stopped"} <= actions())
+    assert wanted <= actions()
+    assert {record.name for record in caplog.records if hasattr(record, "action")} == {"shop.outbox"}
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+async def test_an_interval_must_be_above_zero(sqlite: SqlOutbox, store: SqlStore, seconds: float) -> None:
     with pytest.raises(ConfigError, match="prune: interval_seconds is"):
         Prune(store, interval_seconds=seconds)

@@ -6,18 +6,21 @@ from typing import Any
 
 import pytest
 
+from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
+from pillarbox.conformance.store_setup import refs
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event, Status
 from pillarbox.publisher import PUBLISHED, Outcome, rejected, retry
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed, Stream
-from pillarbox.store import Claim, Filter, Settlement, Store
+from pillarbox.store import Claim, ClaimResults, Filter, Store
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
     LEASE,
     STREAM,
+    CircuitState,
     Outbox,
     SqlOutbox,
     attempts,
@@ -44,7 +47,7 @@ def jobs(count: int, **fields: object) -> list[Event]:
     return [make_event(key=None, stream=STREAM, **fields) for _ in range(count)]  # type: ignore[arg-type]
 
 
-async def test_every_event_is_worked_once(outbox: Outbox, store: Store) -> None:
+async def test_every_event_is_published_once(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     await store.add(jobs(100))
     async with relay(outbox(), queue(to)), relay(outbox(), queue(to)):
@@ -55,7 +58,7 @@ async def test_every_event_is_worked_once(outbox: Outbox, store: Store) -> None:
     assert set(await attempts(store)) == {1}
 
 
-async def test_so_many_run_at_once_and_no_more(outbox: Outbox, store: Store) -> None:
+async def test_as_many_run_at_once_as_the_setting_says(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     to.hold()
     await store.add(jobs(20))
@@ -117,7 +120,7 @@ async def test_a_dead_letter_can_be_replayed(outbox: Outbox, store: Store) -> No
     await store.add(jobs(1))
     async with relay(outbox(), queue(to)):
         await settled(store, {Status.DEAD: 1})
-        await store.replay([letter.event.id for letter in await store.dead_letters()], "olga")
+        await store.replay(refs(*(letter.event for letter in await store.dead_letters())), "olga")
         await to.wait_for(1)
         await settled(store, {Status.PUBLISHED: 1})
 
@@ -157,8 +160,9 @@ async def test_an_outage_charges_nothing(sql: SqlOutbox, store: Store) -> None:
     to = MemoryPublisher()
     to.down()
     await store.add(jobs(10))
-    async with relay(sql(), queue(to, max_attempts=1)) as running:
-        await until(lambda: STREAM in running._workers and running._workers[STREAM].breaker.seconds_left(0.0) > 0)
+    circuit = CircuitState()
+    async with relay(sql(), queue(to, max_attempts=1), observers=[circuit]):
+        await until(lambda: circuit.state == "open")
         await settled(store, {Status.PENDING: 10})
         assert set(await attempts(store)) == {0}
         to.up()
@@ -175,23 +179,22 @@ async def test_the_circuit_recovers_when_its_probe_finds_nothing(
     own = sqlite()
     claim, spoilt = own.claim, 0
     to = MemoryPublisher()
-    async with relay(own, queue(to)) as running:
-        await until(lambda: STREAM in running._workers)
-        worker = running._workers[STREAM]
+    circuit = CircuitState()
 
-        async def spoil(*arguments: object) -> object:
-            nonlocal spoilt
-            if worker.breaker.probing and not spoilt:
-                spoilt += 1
-                if trouble == "down":
-                    raise StoreDown("gone for a moment")
-                return []
-            return await claim(*arguments)  # type: ignore[arg-type]
+    async def spoil(*arguments: object) -> object:
+        nonlocal spoilt
+        if circuit.state == "half_open" and not spoilt:
+            spoilt += 1
+            if trouble == "down":
+                raise StoreDown("gone for a moment")
+            return []
+        return await claim(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(own, "claim", spoil)
-        to.down()
+    monkeypatch.setattr(own, "claim", spoil)
+    to.down()
+    async with relay(own, queue(to), observers=[circuit]):
         await store.add(jobs(3))
-        await until(lambda: worker.breaker.seconds_left(0.0) > 0)
+        await until(lambda: circuit.state == "open")
         await settled(store, {Status.PENDING: 3})
         to.up()
         await to.wait_for(3)
@@ -211,29 +214,29 @@ async def test_work_of_a_dead_worker_is_rescued(outbox: Outbox, store: Store) ->
         await to.wait_for(3)
         await settled(store, {Status.PUBLISHED: 3})
     assert [event.attempts for event in to.deliveries] == [1, 1, 1], "a crash in company is not charged"
-    late = await store.settle_claims(claimed, Settlement(published=[claim.event for claim in claimed]))
+    late = await store.settle_claims(claimed, ClaimResults(published=[claim.event for claim in claimed]))
     assert late == 3, "the dead worker's tokens are stale"
 
 
 class Alone(MemoryPublisher):
-    """Notes what else is under way when a suspect is worked."""
+    """Notes how many other events run beside a suspect."""
 
     def __init__(self) -> None:
         super().__init__()
         self.running: set[object] = set()
         self.company: list[int] = []
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        (event,) = events
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        (event,) = batch
         self.running.add(event.id)
         if event.type == "suspect":
             self.company.append(len(self.running) - 1)
         await asyncio.sleep(0)
         self.running.discard(event.id)
-        return await super().publish(events)
+        return await super().publish(batch)
 
 
-async def test_suspects_are_worked_alone(outbox: Outbox, store: Store) -> None:
+async def test_suspects_run_alone(outbox: Outbox, store: Store) -> None:
     await store.add(jobs(4, type="suspect"))
     for shard in range(4):
         await store.claim(STREAM, shard, "dead", 10, -1.0)
@@ -246,16 +249,16 @@ async def test_suspects_are_worked_alone(outbox: Outbox, store: Store) -> None:
 
 
 async def test_a_suspect_that_was_given_back_is_still_a_suspect(outbox: Outbox, store: Store) -> None:
-    """It was never worked alone to its end, so the next crash in company must not be charged to it."""
+    """It never ran alone to its end, so a crash beside other events must not be charged to it."""
     (event,) = jobs(1)
     await store.add([event])
     for shard in range(4):
         await store.claim(STREAM, shard, "dead", 10, -1.0)
     await store.rescue(STREAM, 600, 5, 100)
     (claim,) = await store.claim(STREAM, None, "ann", 1, 60.0)
-    await store.settle_claims([claim], Settlement(), [event.id])  # ann was stopped
+    await store.settle_claims([claim], ClaimResults(refund=[event]))  # ann was stopped
     again = [each for shard in range(4) for each in await store.claim(STREAM, shard, "bob", 10, -1.0)]
-    if again:  # with others, for all that bob knows
+    if again:  # perhaps beside other events
         await store.rescue(STREAM, 600, 5, 100)
         (claim,) = await store.claim(STREAM, None, "cid", 1, 60.0)
         assert claim.event.attempts == 1
@@ -274,9 +277,9 @@ async def test_a_stale_claim_is_refused_after_a_replay_too(outbox: Outbox, store
     await store.rescue(STREAM, 600, 1, 100)
     await store.claim(STREAM, None, "bob", 1, -1.0)
     assert (await store.rescue(STREAM, 600, 1, 100)).dead == 1
-    await store.replay([event.id], "olga")
+    await store.replay(refs(event), "olga")
     (fresh,) = await claim("cid")
-    refused = await store.settle_claims([stale], Settlement(published=[event]))
+    refused = await store.settle_claims([stale], ClaimResults(published=[event]))
     assert refused == 1, "ann's token is older than the replay"
     assert await counts(store) == {Status.PROCESSING: 1}
     assert fresh
@@ -290,12 +293,12 @@ class Hanging(MemoryPublisher):
         self.hung = 0
         self._closed = asyncio.Event()
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        if events[0].type == "hang":
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        if batch[0].type == "hang":
             self.hung += 1
             await self._closed.wait()
             return [PUBLISHED]
-        return await super().publish(events)
+        return await super().publish(batch)
 
     async def close(self) -> None:
         self._closed.set()
@@ -303,7 +306,7 @@ class Hanging(MemoryPublisher):
 
 
 async def test_an_event_that_hangs_does_not_hold_the_stream(sql: SqlOutbox, store: Store) -> None:
-    """It is taken from its worker after a while; that worker has places left and must go on with the others."""
+    """After a while its worker loses it. That worker has places left and must go on with the other events."""
     to = Hanging()
     await store.add(jobs(1, type="hang"))
     async with relay(sql(), queue(to, concurrency=4, stuck_seconds=0.3), grace_seconds=0.1):

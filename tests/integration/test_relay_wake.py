@@ -1,16 +1,18 @@
 """Polling is the truth, and a wake-up makes it early."""
 
-import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pillarbox.event import Status
+from pillarbox.conformance.probes import probe_of
+from pillarbox.conformance.store_setup import read, settle
+from pillarbox.event import Mode, Status
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay.pace import Pace
 from pillarbox.store import Failure, Settlement
-from pillarbox.stores import postgres as postgres_module
+from pillarbox.stores.postgres import parts
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
     STREAM,
@@ -82,8 +84,16 @@ async def test_a_relay_that_does_not_ask_is_not_woken(
     own = pg(wake_up=False)
     polls = Polls(own, monkeypatch)
     to = MemoryPublisher()
-    async with relay(own, stream(to, poll_limit_seconds=1.0)) as running:
-        await until(lambda: STREAM in running._workers and running._workers[STREAM]._pace.drowsy)
+    paces: list[Pace] = []
+    wait = Pace.wait
+
+    def noted(pace: Pace) -> float:
+        paces.append(pace)
+        return wait(pace)
+
+    monkeypatch.setattr(Pace, "wait", noted)
+    async with relay(own, stream(to, poll_limit_seconds=1.0)):
+        await until(lambda: paces and paces[-1].drowsy)
         assert await query(store, ASLEEP) == []
         before = polls.count
         await store.add(numbered("k", 1))
@@ -97,15 +107,18 @@ async def test_one_stream_that_is_written_to_does_not_wake_another(
     """Else every write to a busy stream is a NOTIFY, which serialises the commits of the whole server."""
     told: list[str] = []
     to, other = MemoryPublisher(), MemoryPublisher()
-    running = relay(pg(), stream(to, poll_limit_seconds=10), stream(other, "quiet", poll_limit_seconds=10))
-    woken = running._woken
+    own = pg()
+    real_open = own.open
 
-    def note(name: str) -> None:
-        told.append(name)
-        woken(name)
+    async def open_noting(on_wake: Callable[[str], None]) -> None:
+        def note(name: str) -> None:
+            told.append(name)
+            on_wake(name)
 
-    monkeypatch.setattr(running, "_woken", note)
-    async with running:
+        await real_open(note)
+
+    monkeypatch.setattr(own, "open", open_noting)
+    async with relay(own, stream(to, poll_limit_seconds=10), stream(other, "quiet", poll_limit_seconds=10)):
         await asleep(store, STREAM, "quiet")
         await store.add(numbered("k", 1))
         await to.wait_for(1)
@@ -119,52 +132,45 @@ async def test_one_stream_that_is_written_to_does_not_wake_another(
 
 async def test_a_relay_whose_listening_connection_is_cut_listens_again(pg: SqlOutbox, store: SqlStore) -> None:
     to = MemoryPublisher()
-    channel = store._names.parts["channel"]
+    channel = probe_of(store).tables["channel"]
     listening = f"SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%{channel}%'"
     async with relay(pg(), stream(to, poll_limit_seconds=10)):
         await asleep(store, STREAM)
         ((first,),) = await eventually(lambda: query(store, listening), lambda rows: len(rows) == 1)
-        await store._db.run(f"SELECT pg_terminate_backend({first})")
+        await probe_of(store).run(f"SELECT pg_terminate_backend({first})")
         await eventually(lambda: query(store, listening), lambda rows: len(rows) == 1 and rows[0][0] != first)
         await store.add(numbered("k", 1))
         await to.wait_for(1)
 
 
-async def test_a_replay_is_found_in_every_stream_however_busy_another_is(
+async def test_an_event_that_returns_is_found_in_every_stream_however_busy_another_is(
     pg: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that come back below the floor are found by a sweep; each stream must get its own."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=lambda: clock.now))
     reader = pg()
     await reader.open()
     grants = {}
     for name in ("busy", "quiet"):
+        await reader.announce(name, Mode.ORDERED, "memory")
         await reader.join(name, "ann", 60)
         grants[name] = await reader.take(name, "ann", 4, 60)
-    events = numbered("k", 1, stream="quiet")
-    await store.add([*numbered("k", 50, stream="quiet", max_attempts=1), *events])
-    letter = None
+    (failed,) = numbered(None, 1, stream="quiet")
+    await store.add([failed, *numbered("k", 50, stream="quiet")])
     for grant in grants["quiet"]:
-        for event in await reader.read(grant, 100, 10**6):
-            if event.id == events[0].id:
-                letter = event
-                await reader.settle(grant, Settlement(dead=[Failure(event, "bad", 1)]))
-            else:
-                await reader.settle(grant, Settlement(published=[event]))
-    assert letter is not None
-
-    async def floors_rose() -> bool:
-        for grant in grants["quiet"]:
-            await reader.read(grant, 100, 10**6)
-        return all(reader._floors.floor(grant) > letter.seq for grant in grants["quiet"])  # type: ignore[attr-defined]
-
-    await eventually(floors_rose)
-    await store.replay([letter.id], "olga")
-
+        for event in await read(reader, grant, 100, 10**6):
+            failures = [Failure(event, "bad", 1, -1.0)] if event.id == failed.id else []
+            await settle(reader, Settlement(grant, failed=failures, published=[] if failures else [event]))
+    for _ in range(20):
+        clock.now += 0.3
+        assert not await reader.read(grants["quiet"], 100, 10**6)
+    await reader.poll("quiet", "ann", grants["quiet"])
+    assert await store.reenter_due("quiet", 10) == 1
+    assert not (await reader.poll("quiet", "ann", grants["quiet"])).ready, "it stands below the floor"
     # Long after the last sweep of either: the busy stream asks first, and both must look from the beginning.
-    later = time.monotonic() + 600
-    monkeypatch.setattr(postgres_module, "time", SimpleNamespace(monotonic=lambda: later))
+    clock.now += 600
     await reader.poll("busy", "ann", grants["busy"])
     work = await reader.poll("quiet", "ann", grants["quiet"])
-    monkeypatch.undo()
     await reader.close()
     assert work.ready

@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from uuid import UUID
 
 import pytest
 
+from pillarbox.batch import Batch, Part
+from pillarbox.conformance.store_setup import settle
 from pillarbox.errors import StoreDown
-from pillarbox.event import Event, Status
+from pillarbox.event import Mode, Status
 from pillarbox.publisher import Outcome, PublisherFeatures, retry
 from pillarbox.publishers.memory import MemoryPublisher
-from pillarbox.relay import Relay
-from pillarbox.relay.worker import StreamWorker
+from pillarbox.relay import Relay, destination
 from pillarbox.store import Grant, Settlement, Store
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
@@ -29,6 +31,7 @@ from tests.integration.relays import (
     first_deliveries,
     in_order,
     key_of,
+    lease_in_doubt,
     mixed,
     numbered,
     owners,
@@ -37,21 +40,21 @@ from tests.integration.relays import (
     sharing,
     stream,
     until,
+    worker_of,
 )
 
 pytestmark = pytest.mark.asyncio
 
 
 def noted_reads(store: Store) -> set[int]:
-    """The shards of which it has read something, from now on."""
+    """Collects the shards from which this store reads events from now on."""
     shards: set[int] = set()
     real_read = store.read
 
-    async def read(grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
-        events = await real_read(grant, limit, max_bytes)
-        if events:
-            shards.add(grant.shard)
-        return events
+    async def read(grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
+        parts = await real_read(grants, limit, max_bytes)
+        shards.update(part.shard for part in parts if part.shard is not None)
+        return parts
 
     store.read = read  # type: ignore[method-assign]
     return shards
@@ -103,7 +106,7 @@ async def test_workers_come_and_go_without_a_copy(outbox: Outbox, store: Store) 
         await settled(store, {Status.PUBLISHED: 12 * written})
     assert by_key(to.deliveries) == in_order(keys, written)
     await store.join(STREAM, "heir", 60)
-    assert [grant.unclean_count for grant in await store.take(STREAM, "heir", 4, 60)] == [0] * 4
+    assert [grant.crashes for grant in await store.take(STREAM, "heir", 4, 60)] == [0] * 4
 
 
 async def test_a_worker_that_comes_while_there_is_much_to_do_gets_its_share(sql: SqlOutbox, store: Store) -> None:
@@ -127,7 +130,7 @@ async def test_a_worker_that_comes_while_there_is_much_to_do_gets_its_share(sql:
     assert copies([*old.deliveries, *new.deliveries]) == 0
 
 
-async def test_a_stop_in_the_midst_of_work_makes_no_copy(outbox: Outbox, store: Store) -> None:
+async def test_a_stop_during_work_makes_no_copy(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher(features=PublisherFeatures(calls=4))
     keys = [key_of(shard) for shard in range(4)]
     await store.add(mixed(keys, 100))
@@ -149,13 +152,13 @@ async def test_a_stop_in_the_midst_of_work_makes_no_copy(outbox: Outbox, store: 
 
 
 class Counting(MemoryPublisher):
-    """Knows how often it was called."""
+    """Counts its calls."""
 
     calls = 0
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
         self.calls += 1
-        return await super().publish(events)
+        return await super().publish(batch)
 
 
 async def test_a_turn_that_waits_for_the_destination_does_not_call_it_once_it_is_closed(
@@ -178,7 +181,7 @@ async def test_a_turn_that_waits_for_the_destination_does_not_call_it_once_it_is
     assert by_key(to.deliveries) == in_order(keys, 2)
 
 
-async def test_of_calls_with_many_events_half_as_many_are_made_at_once(sqlite: SqlOutbox, store: Store) -> None:
+async def test_half_as_many_large_calls_run_at_once(sqlite: SqlOutbox, store: Store) -> None:
     to, own = MemoryPublisher(features=PublisherFeatures(calls=4, first_batch=1000)), sqlite()
     read = noted_reads(own)
     keys = [key_of(shard) for shard in range(4)]
@@ -211,7 +214,7 @@ async def test_a_stop_takes_back_what_hangs(outbox: Outbox, store: Store) -> Non
 
 
 @pytest.mark.parametrize(("noted", "left"), [("nothing", 2), ("settled", 2), ("waiting", 3)])
-async def test_an_owner_that_had_settled_all_it_sent_did_not_die_of_it(
+async def test_an_owner_whose_suspect_is_settled_did_not_die_of_it(
     outbox: Outbox, store: Store, noted: str, left: int
 ) -> None:
     (event,) = numbered(key_of(0), 1)
@@ -219,16 +222,16 @@ async def test_an_owner_that_had_settled_all_it_sent_did_not_die_of_it(
     await store.pause(STREAM, "test")
     grant = await taken_by(store, "ghost-1", "ghost-2", "ghost-3")
     if noted != "nothing":
-        await store.suspect(grant, event)
+        await store.note_suspect(grant, event.id)
     if noted == "settled":
-        await store.settle(grant, Settlement(published=[event]))
+        await settle(store, Settlement(grant, published=[event]))
     async with relay(outbox(), stream(MemoryPublisher(), lease_seconds=60)):
         await eventually(lambda: owners(store), lambda found: list(found.values()) == [4] and "ghost" not in str(found))
     (heir, *_) = await store.take(STREAM, "heir", 4, 60)
-    assert (heir.shard, heir.unclean_count) == (0, left)
+    assert (heir.shard, heir.crashes) == (0, left)
 
 
-async def test_a_careful_owner_settles_what_was_published_beside_a_failure(
+async def test_a_cautious_owner_settles_what_was_published_beside_a_failure(
     outbox: Outbox, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = key_of(0), key_of(0)
@@ -236,16 +239,16 @@ async def test_a_careful_owner_settles_what_was_published_beside_a_failure(
     await taken_by(store, "ghost-1", "ghost-2")
     mine, to = outbox(), MemoryPublisher()
     to.fail_next(retry("not this time"), key=bad)
-    note, refused = mine.suspect, 0
+    note, refused = mine.note_suspect, 0
 
-    async def suspect(grant: Grant, event: Event | None) -> None:
+    async def note_suspect(grant: Grant, event_id: UUID | None) -> None:
         nonlocal refused
-        if event is None and not refused:
+        if event_id is None and not refused:
             refused += 1
             raise StoreDown("away for a moment")
-        await note(grant, event)
+        await note(grant, event_id)
 
-    monkeypatch.setattr(mine, "suspect", suspect)
+    monkeypatch.setattr(mine, "note_suspect", note_suspect)
     async with relay(mine, stream(to, lease_seconds=60)):
         await settled(store, {Status.PUBLISHED: 4})
     assert refused == 1
@@ -253,8 +256,9 @@ async def test_a_careful_owner_settles_what_was_published_beside_a_failure(
 
 
 async def taken_by(store: Store, *workers: str) -> Grant:
-    """Shard 0, as the last of these has it, each of whom took it when the lease of the one before had run out."""
+    """The last worker's grant of shard 0. Each worker took it when the lease of the one before had run out."""
     grants: list[Grant] = []
+    await store.announce(STREAM, Mode.ORDERED, "memory")
     for number, worker in enumerate(workers, 1):
         await store.join(STREAM, worker, 0.1)
         while len(grants) < number:
@@ -264,7 +268,7 @@ async def taken_by(store: Store, *workers: str) -> Grant:
 
 
 class Wedged(MemoryPublisher):
-    """Its calls never end, and neither does its close: as a client library that waits for itself."""
+    """Its calls never end, and neither does its close: like a client library in a deadlock."""
 
     async def close(self) -> None:
         await asyncio.Event().wait()
@@ -274,7 +278,7 @@ class Wedged(MemoryPublisher):
 async def test_a_stop_leaves_behind_what_never_ends_and_another_takes_over(
     outbox: Outbox, store: Store, mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(StreamWorker, "last_seconds", 0.1)
+    monkeypatch.setattr(destination, "CLOSE_SECONDS", 0.1)
     wedged, to = Wedged(), MemoryPublisher()
     await store.add(numbered("k", 5))
     wedged.hold()
@@ -337,9 +341,7 @@ async def test_nothing_is_published_when_the_lease_is_in_doubt(outbox: Outbox, s
             await store.add(numbered("k", 1))
             await to.wait_for(1)
             patch.setattr(own, "renew", no_renewal)
-            shards = running._workers[STREAM]._ownership.shards.values()  # type: ignore[attr-defined]
-            loop = asyncio.get_running_loop()
-            await until(lambda: all(shard.publish_until < loop.time() for shard in shards))
+            await lease_in_doubt(running)
             await store.add(numbered("k", 3, first=2))
             # Read again and again, and never sent.
             await eventually(lambda: store.poll(STREAM, "onlooker", []), lambda work: work.free == 4)
@@ -349,7 +351,7 @@ async def test_nothing_is_published_when_the_lease_is_in_doubt(outbox: Outbox, s
     assert by_key(to.deliveries) == in_order(["k"], 4)
 
 
-async def test_a_turn_looks_at_its_lease_after_it_waited_for_the_destination(sqlite: SqlOutbox, store: Store) -> None:
+async def test_a_turn_checks_its_lease_after_it_waited_for_the_destination(sqlite: SqlOutbox, store: Store) -> None:
     to = MemoryPublisher(features=PublisherFeatures(calls=1))
     own, keys = sqlite(), [key_of(0), key_of(1)]
     read = noted_reads(own)
@@ -365,9 +367,7 @@ async def test_a_turn_looks_at_its_lease_after_it_waited_for_the_destination(sql
         async with running:
             await to.wait_until_held(1)
             await until(lambda: read == {0, 1})
-            shards = running._workers[STREAM]._ownership.shards.values()  # type: ignore[attr-defined]
-            loop = asyncio.get_running_loop()
-            await until(lambda: all(shard.publish_until < loop.time() for shard in shards))
+            await lease_in_doubt(running)
             assert to._waiting == 1, "the other one has read, and has not called"
             to.release()
             await to.wait_for(2)
@@ -383,7 +383,7 @@ async def test_a_take_whose_second_half_fails_leaves_no_shard_without_owner(
 ) -> None:
     """The leases are granted, and the database goes away before the worker knows its keys."""
     own = outbox()
-    keys_aside = own.keys_aside
+    held_keys = own.held_keys
     calls = 0
 
     async def once_down(grant: object) -> object:
@@ -391,9 +391,9 @@ async def test_a_take_whose_second_half_fails_leaves_no_shard_without_owner(
         calls += 1
         if calls == 2:
             raise StoreDown("gone for a moment")
-        return await keys_aside(grant)  # type: ignore[arg-type]
+        return await held_keys(grant)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(own, "keys_aside", once_down)
+    monkeypatch.setattr(own, "held_keys", once_down)
     to = MemoryPublisher()
     keys = [key_of(shard) for shard in range(4)]
     await store.add(mixed(keys, 2))
@@ -422,7 +422,7 @@ async def test_each_shard_has_one_owner_at_any_time(outbox: Outbox, store: Store
         await eventually(lambda: owners(store), sharing(relays, [2, 1, 1]))
 
         def held() -> list[int]:
-            return sorted(shard for each in relays for shard in each._workers[STREAM]._ownership.shards)  # type: ignore[attr-defined]
+            return sorted(shard for each in relays for shard in worker_of(each).ownership.shards)
 
         # The database knows first; the workers hear of it with the answer.
         await until(lambda: held() == [0, 1, 2, 3])

@@ -12,17 +12,18 @@ from uuid import UUID
 import pytest
 
 from pillarbox.conformance import Connect
-from pillarbox.conformance.store_setup import JOBS, LEASE, PAST, SHARDS, STREAM, StoreSetup, ids
+from pillarbox.conformance.probes import probe_of
+from pillarbox.conformance.store_setup import JOBS, LEASE, PAST, SHARDS, STREAM, StoreSetup, ids, refs, settle
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Status
 from pillarbox.store import Failure, Grant, Settlement, Store
-from pillarbox.stores import postgres as postgres_module
 from pillarbox.stores.mysql import MysqlStore
-from pillarbox.stores.postgres import PostgresStore
+from pillarbox.stores.mysql.database import MysqlDatabase
+from pillarbox.stores.postgres import PostgresStore, parts
 from pillarbox.stores.sql import SqlStore
 from pillarbox.stores.sqlite import SqliteStore
+from servers import MariaDB, MySQL, Postgres
 from tests.integration.interleavings import Interleavings
-from tests.servers import MariaDB, MySQL, Postgres
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
@@ -47,15 +48,14 @@ class TestPostgresInterleavings(Interleavings):
         return self.holding(store, "LOCK TABLE {audit} IN ACCESS EXCLUSIVE MODE")
 
     async def _waiting(self, store: SqlStore) -> int:
-        select = store._statement(
-            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, :prefix) > 0"
-        )
-        count: int = (await store._db.fetch(select, prefix=store._names.prefix))[0][0]
-        return count
+        text = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, :prefix) > 0"
+        probe = probe_of(store)
+        ((count,),) = await probe.query(text, prefix=probe.prefix)
+        return int(count)
 
     async def _begin_claim(self, tx: Any, store: SqlStore, limit: int) -> list[Any]:
         values = {"stream": JOBS, "shard": 0, "worker": "ann", "limit": limit, "seconds": LEASE}
-        return [row[0] for row in await tx.fetch(store._sql["claim_shard"], **values)]
+        return [row[0] for row in await tx.fetch(store.statements["claim"], **values)]
 
     @pytest.mark.asyncio
     @pytest.mark.parametrize(("before", "rivals"), [(0, 3), (5, 3), (5, 3000)])
@@ -63,7 +63,7 @@ class TestPostgresInterleavings(Interleavings):
         self, ann: SqlStore, bob: SqlStore, before: int, rivals: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = Clock()
-        monkeypatch.setattr(postgres_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+        monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=clock.monotonic))
         grant = await self.own(ann)
         key = self.key()
         first, second = self.event(key=key), self.event(key=key)
@@ -85,6 +85,57 @@ class TestPostgresInterleavings(Interleavings):
             clock.now += 0.05
         assert seen == ids([first, second]), "the second must not be seen before the first"
 
+    @pytest.mark.asyncio
+    async def test_two_writers_that_commit_late_keep_the_order_of_a_key(
+        self, ann: SqlStore, bob: SqlStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No snapshot reaches up to the second one's transaction id while nothing above it has ended."""
+        clock = Clock()
+        monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=clock.monotonic))
+        grant = await self.own(ann)
+        key = self.key()
+        first, second = self.event(key=key), self.event(key=key)
+        async with bob.transaction() as slow:
+            async with bob.transaction() as other:
+                await bob.add([self.event(shard=1)], other)
+                await bob.add([first], slow)
+                await self._work_off(ann, grant, clock)
+            await self._work_off(ann, grant, clock)
+        await bob.add([second])
+        assert ids(await self.read(ann, grant)) == ids([first, second])
+
+    @pytest.mark.asyncio
+    async def test_a_trigger_that_waits_before_the_insert_does_not_reorder_a_key(
+        self, ann: SqlStore, bob: SqlStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A row has its seq before a user's own trigger runs, and is written after it."""
+        clock = Clock()
+        monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=clock.monotonic))
+        grant = await self.own(ann)
+        probe = probe_of(ann)
+        await probe.run(
+            f"""CREATE FUNCTION {probe.prefix}_slow() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN PERFORM pg_advisory_xact_lock(hashtext('{probe.prefix}')); RETURN NEW; END $$;
+            CREATE TRIGGER slow BEFORE INSERT ON {probe.tables["event"]} FOR EACH ROW WHEN (NEW.type = 'slow')
+            EXECUTE FUNCTION {probe.prefix}_slow()"""
+        )
+        # A sequence that has numbers in stock gives a transaction no id.
+        await ann.add(self.events(3))
+        await self._work_off(ann, grant, clock)
+        key = self.key()
+        first, second = self.event(key=key, type="slow"), self.event(key=key)
+        async with self.holding(ann, f"SELECT pg_advisory_xact_lock(hashtext('{probe.prefix}'))"):
+            writing = asyncio.create_task(bob.add([first]))
+            waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            async with asyncio.timeout(20):
+                while not await probe.query(waiting):
+                    pass
+            await ann.add(self.events(3))
+            await self._work_off(ann, grant, clock)
+        await writing
+        await bob.add([second])
+        assert ids(await self.read(ann, grant)) == ids([first, second])
+
     async def _work_off(self, store: SqlStore, grant: Grant, clock: Clock) -> None:
         """Publish what is there, for as long as it takes the floor to rise as high as it may."""
         for _ in range(40):
@@ -94,19 +145,19 @@ class TestPostgresInterleavings(Interleavings):
                 await self.publish(store, grant, *events)
 
     @pytest.mark.asyncio
-    async def test_a_floor_hides_no_replay_and_no_promotion(
+    async def test_a_floor_hides_no_event_that_comes_back(
         self, ann: SqlStore, bob: SqlStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = Clock()
-        monkeypatch.setattr(postgres_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+        monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=clock.monotonic))
         grant = await self.own(ann)
         dead, failed = await self.write(ann, grant, self.event(), self.event(key=None))
         failures = [Failure(failed, "refused", 1, PAST)]
-        await ann.settle(grant, Settlement(failed=failures, dead=[Failure(dead, "refused", 1)]))
+        await settle(ann, Settlement(grant, failed=failures, dead=[Failure(dead, "refused", 1)]))
         await ann.add(self.events(20))
         await self._work_off(ann, grant, clock)
-        await bob.replay([dead.id], "olga")
-        await bob.promote(STREAM, 10)
+        await bob.replay(refs(dead), "olga")
+        await bob.reenter_due(STREAM, 10)
         ready, found = [], []
         for _ in range(100):
             clock.now += 0.05
@@ -115,15 +166,15 @@ class TestPostgresInterleavings(Interleavings):
             if len(found) == 2 and ready[-1]:
                 break
         assert ready[-1], "a poll must see it, or nobody reads"
-        assert found == ids([dead, failed])
+        assert found == ids([failed, dead]), "one returns to its place, the other enters at the end"
 
 
 class MysqlInterleavings(Interleavings):
     @asynccontextmanager
     async def holding_audit(self, store: SqlStore) -> AsyncIterator[Any]:
-        assert isinstance(store, MysqlStore)
-        async with store._database.alone() as one:
-            await one.run(f"LOCK TABLES {store._names.parts['audit']} WRITE")
+        assert isinstance(store.database, MysqlDatabase)
+        async with store.database.alone() as one:
+            await one.run(f"LOCK TABLES {probe_of(store).tables['audit']} WRITE")
             try:
                 yield one
             finally:
@@ -132,14 +183,13 @@ class MysqlInterleavings(Interleavings):
     async def _waiting(self, store: SqlStore) -> int:
         # The server renews what it shows of transactions only for who has not asked for a tenth of a second.
         await asyncio.sleep(0.12)
-        select = store._statement(
-            """SELECT (SELECT count(*) FROM information_schema.innodb_trx
+        text = """SELECT (SELECT count(*) FROM information_schema.innodb_trx
                 WHERE trx_state = 'LOCK WAIT' AND instr(trx_query, :prefix) > 0)
             + (SELECT count(*) FROM information_schema.processlist
                 WHERE state LIKE 'Waiting for table%' AND instr(info, :prefix) > 0)"""
-        )
-        count: int = (await store._db.fetch(select, prefix=store._names.prefix))[0][0]
-        return count
+        probe = probe_of(store)
+        ((count,),) = await probe.query(text, prefix=probe.prefix)
+        return int(count)
 
     @pytest.mark.asyncio
     @pytest.mark.parametrize(("before", "rivals"), [(0, 3), (5, 3), (5, 3000)])
@@ -169,12 +219,12 @@ class MysqlInterleavings(Interleavings):
         async with self.holding_event(bob, two) as tx:
             # It has locked the lease and the first event, and waits for the second; now the other way round. The server
             # ends whichever it likes, and rolls back what changed least.
-            settle = await self.blocked(bob, self.publish(ann, grant, one, two))
+            settling = await self.blocked(bob, self.publish(ann, grant, one, two))
             row = {"operator": "o" * 200, "action": "a", "stream": STREAM, "event_id": None}
-            await tx.execute_many(bob._sql["audit"], [row] * 50)
-            await tx.fetch(bob._statement("SELECT 1 FROM {event} WHERE id = :id FOR UPDATE"), id=one.id)
+            await tx.execute_many(bob.statements["audit"], [row] * 50)
+            await tx.fetch(bob.statements.make("SELECT 1 FROM {event} WHERE id = :id FOR UPDATE"), id=one.id)
             assert await self._waiting(bob) == 1, "it was rolled back, and has begun again"
-        await settle
+        await settling
         assert await self.count(ann) == {Status.PUBLISHED: 2}
 
     @pytest.mark.asyncio
@@ -182,15 +232,15 @@ class MysqlInterleavings(Interleavings):
         grant = await self.own(ann)
         one, two = await self.write(ann, grant, *self.events(2))
         async with self.holding_event(bob, two) as tx:
-            settle = await self.blocked(bob, self.publish(ann, grant, one, two))
-            settle.cancel()
-            await asyncio.wait([settle])
-            assert settle.cancelled()
+            settling = await self.blocked(bob, self.publish(ann, grant, one, two))
+            settling.cancel()
+            await asyncio.wait([settling])
+            assert settling.cancelled()
             async with asyncio.timeout(5):
                 while await self._waiting(bob):
                     pass
                 # It had locked this one, and its lease.
-                await tx.fetch(bob._statement("SELECT 1 FROM {event} WHERE id = :id FOR UPDATE"), id=one.id)
+                await tx.fetch(bob.statements.make("SELECT 1 FROM {event} WHERE id = :id FOR UPDATE"), id=one.id)
             assert list(await ann.renew([grant], LEASE)) == [grant]
         assert await self.count(ann) == {Status.PENDING: 2}
         await self.publish(ann, grant, one, two)
@@ -224,7 +274,7 @@ class TestSqliteRaces(StoreSetup):
             await store.renew([grant], PAST)
             name = f"w{next(worker)}"
             settled, taken = await asyncio.gather(
-                store.settle(grant, Settlement(published=[event], keep_published=False)),
+                settle(store, Settlement(grant, published=[event], keep_published=False)),
                 other.take(STREAM, name, SHARDS, LEASE),
                 return_exceptions=True,
             )
@@ -240,10 +290,10 @@ class TestSqliteRaces(StoreSetup):
         for _ in range(20):
             key = self.key()
             dead, last = await self.write(store, grant, *self.events(2, key=key))
-            await store.settle(grant, Settlement(dead=[Failure(dead, "refused", 1)]))
+            await settle(store, Settlement(grant, dead=[Failure(dead, "refused", 1)]))
             await self.fail_head(store, grant, last)
             aside, replayed = await asyncio.gather(
-                store.settle(grant, Settlement(published=[last], release=[key])), other.replay([dead.id], "olga")
+                settle(store, Settlement(grant, published=[last], release_keys=[key])), other.replay(refs(dead), "olga")
             )
             assert replayed == 1
             if aside:
@@ -252,7 +302,7 @@ class TestSqliteRaces(StoreSetup):
                 assert ids(run[1]) == [dead.id]
             else:
                 assert ids(await self.read(store, grant)) == [dead.id]
-            assert not await store.settle(grant, Settlement(published=[dead], release=[key]))
+            assert not await settle(store, Settlement(grant, published=[dead], release_keys=[key]))
 
     @pytest.mark.asyncio
     async def test_a_call_that_is_cancelled_while_it_waits_leaves_no_transaction_open(

@@ -1,4 +1,4 @@
-"""Each invariant catches a mutation of a correct history, and what is exempt is not flagged."""
+"""Each invariant catches a mutation of a correct history and flags nothing that is exempt."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ def passes(history: History) -> Report:
 
 
 def calm() -> World:
-    """Twelve events of three keys and of none, delivered by one worker."""
+    """Twelve events with three keys or none, delivered by one worker."""
     world = World()
     world.take("w1")
     for _ in range(3):
@@ -89,7 +89,7 @@ def test_a_dead_event_is_a_legal_gap(on_dead: str) -> None:
 
 @pytest.mark.parametrize("on_dead", ["skip", "block", "park"])
 @pytest.mark.parametrize("action", ["replay", "discard"])
-def test_what_an_operator_does_with_an_audit_row_is_no_violation(on_dead: str, action: str) -> None:
+def test_an_audited_action_of_an_operator_passes(on_dead: str, action: str) -> None:
     world = with_dead(on_dead)
     for event_id in list(world.history.final.dead):
         (world.replay if action == "replay" else world.discard)(event_id)
@@ -129,7 +129,7 @@ def test_scheduled_events_may_come_late() -> None:
     world.commit("a", scheduled=True)
     world.commit("a", "a")
     world.turn("w1")
-    world.promote()
+    world.reenter_due()
     world.turn("w1")
 
     passes(world.rest())
@@ -179,7 +179,7 @@ def settle_a_claim_of_another(history: History) -> None:
     ("invariant", "mutate"),
     [("I7", claim_what_another_has), ("I7", claim_under_an_old_token), ("I8", settle_a_claim_of_another)],
 )
-def test_a_claim_in_a_queue_belongs_to_one(invariant: str, mutate: Callable[[History], None]) -> None:
+def test_a_wrong_claim_in_a_queue_stream_is_caught(invariant: str, mutate: Callable[[History], None]) -> None:
     history = calm().rest()
     history.run.settings["queue_streams"] = [STREAM]
     mutate(history)
@@ -247,7 +247,7 @@ def commit_half(history: History) -> None:
 
 
 def leave_out(history: History) -> None:
-    """The first event of a key."""
+    """Remove the delivery of a key's first event."""
     history.deliveries[:] = [line for line in history.deliveries if line.event_id != "e1"]
 
 
@@ -478,10 +478,10 @@ def test_a_retry_that_is_overtaken_and_dies_is_caught() -> None:
     world.commit("a", fate="flaky")
     world.failures["e1"] = 9
     world.turn("w1")
-    world.asides.clear()  # the planted bug: it is forgotten that the key waits
+    world.held_keys.clear()  # the planted bug: nobody remembers that the key is held
     world.commit("a")
     world.turn("w1")
-    world.asides["a"] = "retry"
+    world.held_keys["a"] = "retrying"
 
     assert "I5" in broken(check(world.rest()))
 
@@ -505,7 +505,7 @@ def test_more_copies_than_a_kill_explains_are_caught() -> None:
     assert (report.copies.attributed, report.copies.unattributed) == (3, 1)
 
 
-def test_a_copy_of_what_the_killed_worker_had_settled_is_caught() -> None:
+def test_a_copy_of_an_event_that_a_killed_worker_had_settled_is_caught() -> None:
     world = World()
     world.take("w1")
     world.commit("a")
@@ -530,7 +530,7 @@ def test_the_count_is_exact_and_the_examples_are_few() -> None:
     assert (finding.count, len(finding.examples)) == (50, 20)
 
 
-def test_the_length_of_a_history_is_no_matter() -> None:
+def test_a_long_history_is_checked() -> None:
     world = World()
     world.history.run.settings["batch"] = 100_000
     world.take("w1")
@@ -558,7 +558,7 @@ def test_an_event_whose_confirmation_was_refused_is_read_again() -> None:
     passes(history)
 
 
-def test_the_charge_for_a_crash_may_fall_into_an_outage_and_the_event_is_sent_later() -> None:
+def test_a_crash_may_be_charged_during_an_outage() -> None:
     world = World()
     world.take("w1")
     (event_id,) = world.commit("a")
@@ -574,7 +574,7 @@ def test_the_charge_for_a_crash_may_fall_into_an_outage_and_the_event_is_sent_la
     passes(world.rest())
 
 
-def test_the_attempt_that_succeeds_beside_an_outage_is_no_charge() -> None:
+def test_an_attempt_that_succeeds_during_an_outage_is_no_charge() -> None:
     history = calm().rest()
     change = change_of(history, "e1", "published")
     change.attempts = 1
@@ -583,7 +583,7 @@ def test_the_attempt_that_succeeds_beside_an_outage_is_no_charge() -> None:
     assert check(history).passed
 
 
-def test_behind_a_blocked_key_without_a_dead_head_nothing_waits_rightly() -> None:
+def test_events_that_wait_in_a_blocked_key_without_a_dead_letter_are_caught() -> None:
     world = World(on_dead="block")
     world.take("w1")
     world.commit("a", fate="reject")

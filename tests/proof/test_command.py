@@ -1,4 +1,4 @@
-"""`python -m proof check`: a folder in, a card out."""
+"""`python -m proof`: it checks a folder and prints a card."""
 
 import json
 from dataclasses import asdict
@@ -72,7 +72,7 @@ def test_the_card_of_a_run_that_fails_says_why(tmp_path: Path, capsys: pytest.Ca
     found = json.loads((tmp_path / "card.json").read_text())
     assert (found["verdict"], found["lost"]) == ("fail", 1)
     assert (
-        "I1: committed, but neither delivered nor dead nor given up by an operator (1)\n    e3"
+        "I1: committed, but neither delivered nor dead nor discarded by an operator (1)\n    e3"
         in capsys.readouterr().out
     )
 
@@ -109,7 +109,7 @@ def test_a_run_says_its_seed_and_overwrites_no_history(tmp_path: Path, capsys: p
 
     printed = capsys.readouterr()
     assert printed.out == "seed 7\n"
-    assert "holds something already" in printed.err
+    assert "is not empty" in printed.err
 
 
 def test_a_run_that_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

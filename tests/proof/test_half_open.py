@@ -1,23 +1,23 @@
-"""A network that swallows everything: a store's call ends, and the store works again when the network is mended."""
+"""A network that swallows everything: a call of the store ends, and works again once the network is mended."""
 
 import os
 
 import pytest
 
 from pillarbox.errors import StoreDown
-from pillarbox.stores import _postgres_driver
-from pillarbox.stores.postgres import PostgresStore
+from pillarbox.stores.postgres import PostgresStore, connections, database
 from proof.proxy import Proxy
-from tests.servers import Postgres
+from servers import Postgres
 
 SOON = 0.5
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(60)  # it waited for minutes: the driver asked the server to end the statement, and no answer came
+@pytest.mark.timeout(60)  # the driver itself would wait for minutes
 async def test_postgres(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_postgres_driver, "_COMMAND_SECONDS", SOON)
-    monkeypatch.setattr(_postgres_driver, "_CONNECT_SECONDS", SOON)
+    for module in (connections, database):
+        monkeypatch.setattr(module, "COMMAND_SECONDS", SOON)
+    monkeypatch.setattr(connections, "CONNECT_SECONDS", SOON)
     async with Proxy("127.0.0.1", postgres.port) as proxy:
         url = postgres.url.replace(f":{postgres.port}/", f":{proxy.port}/")
         store = PostgresStore(url, prefix=f"half_open_{os.getpid()}", wake_up=False)

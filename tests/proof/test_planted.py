@@ -1,6 +1,6 @@
-"""A checker that finds nothing proves nothing: each planted bug is found, and named by the right invariant.
+"""The checker finds each planted bug, by the right invariant.
 
-A run is mostly waiting, so two go on at a time, in the order in which their tests come.
+A run mostly waits, so two run at a time, in the order of their tests.
 """
 
 from collections.abc import Iterator
@@ -30,19 +30,19 @@ SHORT = Plan(
     held=0.0,
 )
 TWO = replace(SHORT, workers=2, least_faults=1)
-# Where nobody dies, a lease that a slow machine lets run out would be a fault of its own.
+# Runs without a crash need long leases: on a slow machine a short one could run out.
 LASTING = 60.0
 CALM = replace(SHORT, faults="none", rejected=0.05, flaky=0.05, lease_seconds=LASTING)
 KILLS = replace(TWO, only="kill_at_point:settled", least_faults=2, queued=0.0)
 BACKLOG = replace(SHORT, only="stop", rejected=0.05, writers_clock=-3600, least_faults=3)
 OUTAGE = replace(SHORT, only="broker", least_faults=1, lease_seconds=LASTING)
 OPERATOR = replace(SHORT, only="operator:replay", on_dead="block", rejected=0.1, least_faults=2, lease_seconds=LASTING)
-# SQLite has no clock of its own, nothing commits late there, and who stops with its lock stops everybody.
+# These need PostgreSQL: SQLite has no clock of its own, no late commits, and a stopped worker may hold its lock.
 SERVER = replace(TWO, store="postgres", seconds=3.0)
 CLOCKS = replace(SERVER, only="clock:3600", writers=3, held=0.2, hold_seconds=0.3, lease_seconds=LASTING)
 LATE = replace(CLOCKS, only=None, faults="none", workers=1, least_faults=0, least_transactions=150)
 QUEUE = replace(SERVER, only="stop_at_point:confirmed", queued=1.0, least_faults=1)
-# Of the ordered stream: a queue that is stopped in its place shows nothing of it.
+# Without queued events: a relay that is stopped in its queue stream would not show the bug.
 PAUSES = replace(SERVER, only="stop_at_point:confirmed,reading,settling", least_faults=3, queued=0.0)
 
 WITHOUT_A_BUG = {
@@ -94,9 +94,9 @@ Reports = dict[str, Future[Report]]
 
 @pytest.fixture(scope="module")
 def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
-    """By the name of a bug or of a scenario without one, of those that were asked for."""
+    """By name: the reports of the bugs and scenarios that this session runs."""
 
-    def judged(plan: Plan, folder: Path) -> Report:
+    def checked(plan: Plan, folder: Path) -> Report:
         return check(perform(plan, folder))
 
     plans = {**WITHOUT_A_BUG, **{bug: replace(caught.plan, planted=bug) for bug, caught in BUGS.items()}}
@@ -104,7 +104,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     asked = [item.callspec.params for item in mine if hasattr(item, "callspec")]
     names = [name for params in asked for name in params.values() if name in plans]
     with ThreadPoolExecutor(2) as runs:
-        found = {name: runs.submit(judged, plans[name], tmp_path_factory.mktemp(name)) for name in names}
+        found = {name: runs.submit(checked, plans[name], tmp_path_factory.mktemp(name)) for name in names}
         yield found
         for run in found.values():
             run.cancel()

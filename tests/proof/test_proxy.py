@@ -1,4 +1,4 @@
-"""The fault proxy: with plain sockets, and before real servers."""
+"""The fault proxy: with plain sockets and with real servers."""
 
 import asyncio
 import hashlib
@@ -22,16 +22,16 @@ from pymongo.errors import AutoReconnect, PyMongoError
 
 from proof.proxy import Proxy
 from proof.proxy_thread import ProxyThread
-from tests.servers import Kafka, Mongo, MySQL, Postgres
-from tests.servers.fixtures import OwnServer
+from servers import Kafka, Mongo, MySQL, Postgres
+from servers.fixtures import OwnServer
 
 pytestmark = pytest.mark.long
 kafka_admin: Any = confluent_admin  # its types leave out what it exports
-LONG = 30.0  # never waited for, unless something is wrong
+LONG = 30.0  # reached only if something is wrong
 
 
 class Peer:
-    """A server that writes down what it gets on each connection, and answers or not as it is told."""
+    """A server that records what each connection receives, and answers only if told to."""
 
     def __init__(self) -> None:
         self.got: list[bytearray] = []
@@ -182,7 +182,7 @@ class TestPass:
         await until(lambda: bed.proxy.open_connections == 0)
         assert bed.proxy.counts.resets == 0
 
-    async def test_a_reader_that_stands_still_stops_the_writer(self, bed: Bed) -> None:
+    async def test_a_reader_that_stops_also_stops_the_writer(self, bed: Bed) -> None:
         bed.peer.reads.clear()
         client = await bed.client()
         client.writer.transport.set_write_buffer_limits(high=0)
@@ -215,7 +215,7 @@ class TestPass:
 
 @pytest.mark.asyncio
 class TestFaults:
-    async def test_reset_reaches_both_ends_of_all(self, bed: Bed) -> None:
+    async def test_reset_reaches_both_ends_of_all_connections(self, bed: Bed) -> None:
         clients = [await bed.client() for _ in range(20)]
         for client in clients:
             await client.ask(b"x")
@@ -225,7 +225,7 @@ class TestFaults:
         assert bed.proxy.counts.resets == 20
         assert await (await bed.client()).ask(b"again") == b"again"
 
-    async def test_refuse_lets_the_old_go_on(self, bed: Bed) -> None:
+    async def test_refuse_lets_old_connections_go_on(self, bed: Bed) -> None:
         old = await bed.client()
         await old.ask(b"x")
         await bed.proxy.refuse()
@@ -287,9 +287,7 @@ class TestFaults:
         assert await new.is_reset()
         await until(lambda: bed.peer.ends == ["reset"])
 
-    async def test_a_server_does_not_hear_that_its_client_is_gone_while_only_that_way_is_dropped(
-        self, bed: Bed
-    ) -> None:
+    async def test_a_drop_towards_the_server_hides_the_end_of_its_client(self, bed: Bed) -> None:
         client = await bed.client()
         await client.ask(b"x")
         await bed.proxy.drop("to_server")
@@ -304,7 +302,7 @@ class TestFaults:
         await bed.proxy.heal()
         await until(lambda: bed.peer.ends == ["reset"])
 
-    async def test_any_change_that_ends_a_drop_resets_what_has_a_hole(self, bed: Bed) -> None:
+    async def test_the_end_of_a_drop_resets_connections_with_a_gap(self, bed: Bed) -> None:
         client = await bed.client()
         await client.ask(b"x")
         await bed.proxy.swallow_replies()
@@ -350,7 +348,7 @@ class TestFaults:
         assert await client.hear(4) == b"held"
         assert bed.proxy.counts.resets == 0
 
-    async def test_what_a_delay_holds_vanishes_in_a_drop(self, bed: Bed) -> None:
+    async def test_a_drop_swallows_delayed_bytes(self, bed: Bed) -> None:
         client = await bed.client()
         await client.ask(b"x")
         await bed.proxy.delay(3600)
@@ -479,7 +477,7 @@ class TestOnServers:
         nodes = producer.list_topics(timeout=LONG).brokers.values()
         assert [(node.host, node.port) for node in nodes] == [("127.0.0.1", mine.port)]
 
-        # Acknowledgements are swallowed: the records are there, and their retries do not make copies.
+        # Acknowledgements are swallowed: the records have arrived, and retries make no copies.
         thread.run(mine.swallow_replies())
         send(b"2", b"3")
         until_blocking(lambda: written() == 3)
@@ -489,7 +487,7 @@ class TestOnServers:
         assert producer.flush(LONG) == 0
         assert (confirmed, written()) == ([b"1", b"2", b"3"], 3)
 
-        # Half-open: nothing arrives until it is healed, then all of it, once.
+        # Half-open: nothing arrives until the proxy heals, then everything once.
         thread.run(mine.drop())
         lost = mine.counts.lost["to_server"]
         send(b"4", b"5")
@@ -506,7 +504,7 @@ class TestOnServers:
 
 
 class _meanwhile:  # noqa: N801 - reads as a word
-    """Runs it in a thread while the body blocks."""
+    """Runs a function in a thread while the body blocks."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=work)
@@ -524,7 +522,7 @@ def _heal_after_loss(thread: ProxyThread, proxy: Proxy) -> None:
 
 
 def _when_back(work: Callable[[], None]) -> None:
-    """A driver notices a reset on its next use, and may need more than one."""
+    """Try until the driver has noticed the reset; that may take several uses."""
     deadline = time.monotonic() + LONG
     while True:
         try:

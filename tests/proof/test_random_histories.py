@@ -1,4 +1,4 @@
-"""Whatever happens in a world that keeps the promise passes; one thing wrong in it does not."""
+"""Random histories that keep the promise pass; with one corruption they fail."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +17,7 @@ STEPS = st.one_of(
     st.tuples(st.sampled_from(["abandon"]), st.sampled_from(["rolled_back", "failed", "unknown"])),
     st.tuples(st.just("turn"), st.integers(1, 5)),
     st.tuples(st.just("kill"), st.sampled_from(["read", "sent", "confirmed", "settling"])),
-    st.tuples(st.sampled_from(["pause", "hand_over", "outage", "promote", "replay", "discard"]), st.none()),
+    st.tuples(st.sampled_from(["pause", "hand_over", "outage", "reenter_due", "replay", "discard"]), st.none()),
 )
 
 
@@ -54,11 +54,11 @@ def act(world: World, steps: list[tuple[str, object]]) -> History:
                 worker = successor
             case "outage", _:
                 world.outage(worker)
-            case "promote", _:
-                world.promote()
+            case "reenter_due", _:
+                world.reenter_due()
             case (("replay" | "discard"), _) if dead:
                 (world.replay if step == "replay" else world.discard)(dead[0])
-    world.commit("a", "b", "a")  # so that there is something to break
+    world.commit("a", "b", "a")  # so that there is something to corrupt
     return world.rest()
 
 
@@ -76,7 +76,7 @@ def test_a_world_that_keeps_the_promise_passes(history: History) -> None:
 
 
 def corrupt(history: History, how: str, which: int) -> str | None:
-    """One thing goes wrong; the invariant that must be named, or none where this cannot be done."""
+    """Corrupt the history. Returns the invariant that must fail; None: this history cannot be corrupted so."""
     delivered = Counter(line.event_id for line in history.deliveries)
     audited = {line.event_id for line in history.changes if line.kind == "audit"}
     plain = [event_id for event_id in delivered if event_id not in audited and event_id not in history.final.dead]
@@ -119,7 +119,7 @@ def corrupt(history: History, how: str, which: int) -> str | None:
 
 
 def _reorder(history: History, plain: list[str], which: int) -> bool:
-    """The first deliveries of two events of one key change places."""
+    """Swap the first deliveries of two events of one key."""
     firsts: dict[str, Delivery] = {}
     for line in history.deliveries:
         firsts.setdefault(line.event_id, line)
@@ -129,7 +129,7 @@ def _reorder(history: History, plain: list[str], which: int) -> bool:
     at = which % (len(placed) - 1)
     one, other = firsts[placed[at].event_id], firsts[placed[at + 1].event_id]
     one.place, other.place = other.place, one.place
-    # A further copy may lie between the two and hide it.
+    # A copy between the two could hide the swap.
     return len(history.deliveries) == len(firsts)
 
 
@@ -139,7 +139,7 @@ def _reorder(history: History, plain: list[str], which: int) -> bool:
     st.sampled_from(["lose", "phantom", "corrupt", "uncommit", "reorder", "token", "cross", "revive", "copy"]),
     st.integers(0, 100),
 )
-def test_one_thing_wrong_is_found(history: History, how: str, which: int) -> None:
+def test_one_corruption_is_found(history: History, how: str, which: int) -> None:
     expected = corrupt(history, how, which)
 
     report = check(history)

@@ -1,7 +1,6 @@
-"""Whole runs, shortened: everything is broken for a while, and the promise is kept.
+"""Short runs with every fault keep the promise.
 
-The seeds are fixed: a new one in every build would be a test that fails for nobody's change. New ones are for
-`make prove`, which prints the seed that it took.
+The seeds are fixed, so that a test fails only because of a change. `make prove` takes new seeds and prints them.
 """
 
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from proof.checker import check
 from proof.runner import Plan, perform
-from proof.worker import POINTS
+from proof.tracer import POINTS
 from tests.proof.verdict import verdict
 
 ALL = [
@@ -38,7 +37,7 @@ def test_with_every_fault_the_promise_is_kept(plan: Plan, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("faults", ["none", "term"])
 def test_without_a_crash_there_is_not_one_copy(faults: str, tmp_path: Path) -> None:
-    # A lease that a slow machine lets run out would be a fault of its own.
+    # Long leases: on a slow machine a short one could run out.
     plan = Plan(store="sqlite", broker="handlers", seconds=6.0, seed=5, faults=faults, lease_seconds=60.0)
     report = check(perform(plan, tmp_path))
 

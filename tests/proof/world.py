@@ -1,4 +1,4 @@
-"""A tiny outbox that keeps the promise and writes down what a real run would: the histories that must pass."""
+"""A tiny model of an outbox that keeps the promise. It writes the history that a real run would write."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Lease:
 
 @dataclass
 class World:
-    """One ordered stream, one shard, a log of one partition; every step takes a moment."""
+    """One ordered stream with one shard, and a destination with one partition. Every step takes a moment."""
 
     on_dead: str = "skip"
 
@@ -38,7 +38,7 @@ class World:
         self.history = History(run, [], [], [], [], [], [], [], Final({}, {}))
         self.now = 100.0
         self.rows: dict[str, Row] = {}  # in order of seq
-        self.asides: dict[str, str] = {}
+        self.held_keys: dict[str, str] = {}
         self.heads: dict[str, str] = {}
         self.lease = Lease()
         self.numbers: dict[str | None, int] = {}
@@ -80,18 +80,18 @@ class World:
         self.trace(worker, "give")
 
     def turn(self, worker: str, limit: int = 1000, dies: str = "") -> None:
-        """Read, publish and settle. ``dies``: read, sent, confirmed or settling: where the worker is killed."""
+        """Read, publish and settle. ``dies``: where the worker is killed: read, sent, confirmed or settling."""
         token = self.lease.token
-        for parked in [key for key, mode in self.asides.items() if mode == "parked"]:
-            buried = [row for row in self.rows.values() if row.key == parked and row.state in ("failed", "held")]
-            ids = [row.event_id for row in buried]
+        for parked in [key for key, mode in self.held_keys.items() if mode == "parked"]:
+            behind = [row for row in self.rows.values() if row.key == parked and row.state in ("failed", "held")]
+            ids = [row.event_id for row in behind]
             if ids:
                 self.trace(worker, "read_begin")
                 self.trace(worker, "read", ids)
                 self.trace(worker, "settle", ids)
-                self._settle(buried, {}, worker)
+                self._settle(behind, {}, worker)
                 self.trace(worker, "settled", ids)
-        for due in [key for key, mode in self.asides.items() if mode == "retry"]:
+        for due in [key for key, mode in self.held_keys.items() if mode == "retrying"]:
             run = [row for row in self.rows.values() if row.key == due and row.state in ("failed", "held")]
             if self._work(worker, run, token, dies):
                 return
@@ -99,9 +99,9 @@ class World:
         self._work(worker, pending, token, dies)
 
     def pause(self, worker: str, successor: str) -> None:
-        """The worker stands still after it has sent, another takes over, and the first is refused when it goes on."""
+        """The worker is stopped after it has sent. Another takes over, and the settle of the first is refused."""
         token = self.lease.token
-        rows = [row for row in self.rows.values() if row.state == "pending" and row.key not in self.asides]
+        rows = [row for row in self.rows.values() if row.state == "pending" and row.key not in self.held_keys]
         ids = [row.event_id for row in rows]
         self.trace(worker, "read_begin")
         self.trace(worker, "read", ids)
@@ -123,7 +123,7 @@ class World:
         self.trace(worker, "read", ids, token)
         if not rows or dies == "read":
             return self._dead_worker(worker, dies) if rows else False
-        free = [row for row in rows if row.key not in self.asides or row.state != "pending"]
+        free = [row for row in rows if row.key not in self.held_keys or row.state != "pending"]
         sent = [row.event_id for row in free]
         self.trace(worker, "publish", sent, token)
         outcomes = self._send(free)
@@ -131,7 +131,7 @@ class World:
             return self._dead_worker(worker, dies)
         self.trace(worker, "published", sent, token, outcomes)
         named = [event for event, outcome in zip(sent, outcomes, strict=True) if outcome != "untried"]
-        named += [row.event_id for row in rows if row.key in self.asides and row.state == "pending"]
+        named += [row.event_id for row in rows if row.key in self.held_keys and row.state == "pending"]
         if dies == "confirmed":
             return self._dead_worker(worker, dies)
         if not named:
@@ -168,22 +168,22 @@ class World:
             elif outcome == "retry":
                 row.attempts += 1
                 if row.attempts >= MAX_ATTEMPTS:
-                    self._bury(row, "failed", worker)
+                    self._move_to_dead(row, "failed", worker)
                 else:
                     self.move(row, "failed", worker)
-                    self._set_aside(row.key, "retry")
+                    self._hold_key(row.key, "retrying")
             elif outcome == "rejected":
                 row.attempts += 1
-                self._bury(row, "refused", worker)
-            elif outcome is None and self.asides.get(row.key or "") == "parked":
-                self._bury(row, "parked: an earlier event of its key is dead", worker)
+                self._move_to_dead(row, "refused", worker)
+            elif outcome is None and self.held_keys.get(row.key or "") == "parked":
+                self._move_to_dead(row, "parked: an earlier event of its key is dead", worker)
             elif outcome is None:
                 self.move(row, "held", worker)
-        for key in [key for key, mode in self.asides.items() if mode == "retry"]:
+        for key in [key for key, mode in self.held_keys.items() if mode == "retrying"]:
             if not any(row.key == key and row.state in ("failed", "held") for row in self.rows.values()):
-                self._set_aside(key, None)
+                self._hold_key(key, None)
 
-    def _bury(self, row: Row, error: str, worker: str) -> None:
+    def _move_to_dead(self, row: Row, error: str, worker: str) -> None:
         self._changed(row, row.state, None, by=worker)
         del self.rows[row.event_id]
         self.history.final.dead[row.event_id] = {
@@ -192,46 +192,47 @@ class World:
             "permanent": error == "refused",
         }
         self._log("dead", row, new="dead")
-        modes = {"block": "blocked", "park": "parked", "skip": "retry"}
+        modes = {"block": "blocked", "park": "parked", "skip": "retrying"}
         if row.key is not None and not error.startswith("parked"):
             self.heads[row.key] = row.event_id
-            if self.on_dead != "skip" or row.key in self.asides:
-                self._set_aside(row.key, modes[self.on_dead])
+            if self.on_dead != "skip" or row.key in self.held_keys:
+                self._hold_key(row.key, modes[self.on_dead])
 
     def _dead_worker(self, worker: str, point: str) -> bool:
         self.history.faults.append(Fault(self.tick(), "kill", worker, point))
         return True
 
-    # Operators, and what time brings.
+    # Operators and time.
     def replay(self, event_id: str) -> None:
-        """The destination takes it now."""
+        """The destination takes it now. It enters at the end, or returns to its place in a held key."""
         del self.history.final.dead[event_id]
-        line = self.line(event_id)
         self.mended.add(event_id)
-        row = Row(event_id, line.key, "failed" if line.key in self.asides else "pending")
-        # It has its old place in the table.
-        self.rows = dict(sorted((self.rows | {event_id: row}).items(), key=lambda item: int(item[0][1:])))
+        key = self.line(event_id).key
+        row = Row(event_id, key, "failed" if key in self.held_keys else "pending")
+        rows = [*self.rows.values(), row]
+        if row.state == "failed":
+            rows.sort(key=lambda each: int(each.event_id[1:]))
+        self.rows = {each.event_id: each for each in rows}
         self._changed(row, None, row.state, by=None)
         self._operated(row, "replay")
 
     def discard(self, event_id: str) -> None:
         del self.history.final.dead[event_id]
-        line = self.line(event_id)
-        self._operated(Row(event_id, line.key, ""), "discard")
+        self._operated(Row(event_id, self.line(event_id).key, ""), "discard")
 
     def _operated(self, row: Row, action: str) -> None:
         self._log("audit", row, new=action)
         self._log("dead", row, new=None)
-        if row.key is not None and self.heads.get(row.key) == row.event_id and row.key in self.asides:
-            self._set_aside(row.key, "retry")
+        if row.key is not None and self.heads.get(row.key) == row.event_id and row.key in self.held_keys:
+            self._hold_key(row.key, "retrying")
 
-    def promote(self) -> None:
+    def reenter_due(self) -> None:
         for row in self.rows.values():
             if row.state == "scheduled" or (row.state == "failed" and row.key is None):
                 self.move(row, "pending", None)
 
     def outage(self, worker: str) -> None:
-        """The broker is away for one turn."""
+        """The broker cannot be reached for one turn."""
         fault = Fault(self.tick(), "broker")
         self.history.faults.append(fault)
         self.away = True
@@ -240,12 +241,12 @@ class World:
         fault.until = self.tick()
 
     def rest(self, worker: str = "last") -> History:
-        """Everything that can be worked is worked, and the end is written down."""
+        """Work until nothing waits, then write the end of the history."""
         self.history.run.healed = self.tick()
         if self.lease.owner != worker:
             self.take(worker)
         for _ in range(20):
-            self.promote()
+            self.reenter_due()
             self.turn(worker)
         self.give(worker)
         self.history.final.states = {row.event_id: row.state for row in self.rows.values()}
@@ -254,7 +255,7 @@ class World:
         self.history.run.ended = self.now + 2
         return self.history
 
-    # What is written down.
+    # The records of the history.
     def line(self, event_id: str) -> Witness:
         return self.history.witness[int(event_id[1:]) - 1]
 
@@ -282,14 +283,14 @@ class World:
         old, row.state = row.state, state
         self._changed(row, old, state, by=worker)
 
-    def _set_aside(self, key: str | None, mode: str | None) -> None:
-        if key is None or self.asides.get(key) == mode:
+    def _hold_key(self, key: str | None, mode: str | None) -> None:
+        if key is None or self.held_keys.get(key) == mode:
             return
         if mode is None:
-            del self.asides[key]
+            del self.held_keys[key]
         else:
-            self.asides[key] = mode
-        self._log("aside", Row("", key, ""), new=mode)
+            self.held_keys[key] = mode
+        self._log("held_key", Row("", key, ""), new=mode)
 
     def _changed(self, row: Row, old: str | None, new: str | None, by: str | None) -> None:
         self._log("event", row, old=old, new=new, owner=by)

@@ -1,4 +1,4 @@
-"""The peers of the benchmark, as far as they can be looked at without installing one."""
+"""The peers of the benchmark, without installing one."""
 
 import ast
 import sys
@@ -11,7 +11,7 @@ from benchmarks.peers.environments import interpreter
 
 FOLDER = Path(peers.__file__).parent
 DRIVERS = sorted(FOLDER.glob("drive_*.py"))
-# They import nothing of ours but the standard library's, asyncpg and confluent-kafka.
+# These modules need only the standard library, asyncpg and confluent-kafka.
 LIGHT = {
     "benchmarks.child",
     "benchmarks.clock",

@@ -1,4 +1,4 @@
-"""What the benchmark does around its measuring: the choice of rows, bars, tables, the file, plots and the page."""
+"""The benchmark around its measurements: the choice of rows, bars, tables, the file, plots and the page."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from benchmarks.report import Bar, Row, percentiles, table
 from benchmarks.rounds import in_turn
 from benchmarks.rows import DEFAULT_SECONDS, NO_BAR, ROWS, Entry, chosen
 from benchmarks.scale import QUICK, Scale
-from tests.servers import MissingError
+from servers import MissingError
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -35,7 +35,7 @@ class TestChoice:
         }
         names = chosen(None)
         assert wanted <= set(names)
-        # The servers take a while too.
+        # Starting the servers takes time too.
         assert sum(ROWS[name].seconds for name in names if ROWS[name].bar) < DEFAULT_SECONDS - 30
         assert sorted(names, key=lambda name: ROWS[name].bar is NO_BAR) == names
 
@@ -69,12 +69,12 @@ class TestChoice:
         arguments = argparse.Namespace(**{"all": False, "only": None, "quick": False, "rounds": None, **given})
         assert program.scale_of(arguments) == scale
 
-    def test_what_is_promised_has_more_rounds_and_what_has_no_bar_fewer(self) -> None:
+    def test_promised_rows_have_more_rounds_and_rows_without_a_bar_fewer(self) -> None:
         assert Scale().for_row(has_bar=True, promised=True).rounds == 5
         assert Scale().for_row(has_bar=True, promised=False).rounds == 3
         assert Scale().for_row(has_bar=False, promised=False).rounds == 2
 
-    def test_every_second_round_has_the_sides_the_other_way_round(self) -> None:
+    def test_every_second_round_swaps_the_order_of_the_sides(self) -> None:
         order: list[str] = []
 
         def side(name: str) -> Callable[[], int]:
@@ -101,10 +101,10 @@ class TestBars:
             ("peer-txoutbox-latency", "<= 1"),
         ],
     )
-    def test_what_is_asked_of_a_row(self, name: str, bar: str) -> None:
+    def test_the_bar_of_a_row(self, name: str, bar: str) -> None:
         assert str(ROWS[name].bar) == bar
 
-    def test_the_table_says_when_a_row_has_none(self) -> None:
+    def test_the_table_says_when_a_row_has_no_bar(self) -> None:
         assert Row("free", "events/s", [1.0], [2.0], bar=NO_BAR).as_dict()["bar"] == "none"
         assert "missed" not in table([Row("free", "events/s", [1.0], [2.0], bar=NO_BAR)])
 
@@ -128,7 +128,7 @@ class TestBars:
     @pytest.mark.parametrize("name", ROWS)
     def test_every_row_is_on_a_page(self, name: str) -> None:
         text = (DOCS / "benchmarks.md").read_text() + (DOCS / "peers.md").read_text()
-        # Alike rows follow the first of them by the end of their names only.
+        # A list of similar rows gives only the ends of their names after the first.
         assert f"`{name}" in text or f"`-{name.rpartition('-')[2]}`" in text
 
 
@@ -191,7 +191,7 @@ class TestRun:
         assert run.failed == ["bad"]
         assert [row.name for row in run.rows] == ["good"]
 
-    def test_what_was_measured_is_in_the_file_when_the_run_is_interrupted(
+    def test_an_interrupted_run_leaves_its_figures_in_the_file(
         self, file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def interrupted(_bed: Bed, _scale: Scale) -> list[Row]:
@@ -215,7 +215,7 @@ class TestRun:
 
 @pytest.fixture
 def measured(tmp_path: Path) -> dict[str, Any]:
-    """A file as a run writes it, with rows for every plot."""
+    """A file of a run, with rows for every plot."""
     times = {**percentiles("ours", [1.0, 2.0, 9.0]), **percentiles("floor", [1.0, 1.5, 2.0])}
     rows = [
         *_rows("postgres-kafka"),
@@ -234,7 +234,7 @@ def measured(tmp_path: Path) -> dict[str, Any]:
 
 
 class TestPlots:
-    def test_one_for_each_question(self, measured: dict[str, Any], tmp_path: Path) -> None:
+    def test_there_is_one_plot_for_each_question(self, measured: dict[str, Any], tmp_path: Path) -> None:
         drawn = plots.draw(measured, tmp_path)
         assert [file.name for file in drawn] == ["throughput.svg", "latency.svg", "backlog.svg", "workers.svg"]
         assert all("<svg" in file.read_text() for file in drawn)
@@ -245,7 +245,7 @@ class TestPlots:
         assert first == [file.read_bytes() for file in plots.draw(measured, tmp_path / "second")]
         assert b"date" not in b"".join(first)
 
-    def test_what_was_not_measured_is_not_drawn(self, measured: dict[str, Any], tmp_path: Path) -> None:
+    def test_missing_rows_are_not_drawn(self, measured: dict[str, Any], tmp_path: Path) -> None:
         (tmp_path / "latency.svg").write_text("of another run")
         measured["rows"] = measured["rows"][:1]
         assert plots.draw(measured, tmp_path) == []

@@ -70,17 +70,63 @@ def test_calls_that_were_under_way_when_it_opened_do_not_lengthen_the_wait(break
 def test_a_probe_that_tells_nothing_leaves_room_for_another(breaker: Breaker) -> None:
     breaker.failed(10.0, "refused")
     breaker.allows(11.0)
-    breaker.untold()
+    breaker.inconclusive()
     assert breaker.allows(11.0)
     assert breaker.probing
 
 
-def test_untold_means_nothing_without_a_probe(breaker: Breaker) -> None:
-    breaker.untold()
+def test_inconclusive_means_nothing_without_a_probe(breaker: Breaker) -> None:
+    breaker.inconclusive()
     assert breaker.state is Circuit.CLOSED
     breaker.failed(10.0, "refused")
-    breaker.untold()
+    breaker.inconclusive()
     assert not breaker.allows(10.5)
+
+
+def test_an_outage_that_names_a_wait_keeps_it_open_for_at_least_that_long(breaker: Breaker) -> None:
+    breaker.failed(10.0, "busy", 30.0)
+    assert breaker.seconds_left(10.0) == 30, "longer than the limit"
+    assert not breaker.allows(39.9)
+    assert breaker.allows(40.0)
+    breaker.failed(40.0, "busy", 0.5)
+    assert breaker.seconds_left(40.0) == 2, "the usual wait is longer"
+
+
+def test_a_call_that_was_under_way_can_name_a_longer_wait(breaker: Breaker) -> None:
+    breaker.failed(10.0, "busy", 3.0)
+    breaker.failed(10.5, "busy", 7.0)
+    breaker.failed(10.6, "busy", 1.0)
+    assert breaker.seconds_left(10.5) == 7
+
+
+@pytest.mark.parametrize("wait", [float("nan"), -1.0])
+def test_a_wait_that_is_nonsense_changes_nothing(breaker: Breaker, wait: float) -> None:
+    breaker.failed(10.0, "busy", wait)
+    breaker.failed(10.0, "busy", wait)
+    assert breaker.seconds_left(10.0) == 1
+
+
+def test_a_worker_polls_at_the_latest_after_the_usual_limit(breaker: Breaker) -> None:
+    assert breaker.pause_seconds(0.0) == 0
+    breaker.failed(10.0, "busy", 600.0)
+    assert breaker.pause_seconds(10.0) == 5
+    assert breaker.pause_seconds(609.0) == 1
+
+
+def test_each_change_is_reported() -> None:
+    changes: list[tuple[str, Circuit]] = []
+    breaker = Breaker("orders", "kafka b:9092", on_change=lambda stream, state: changes.append((stream, state)))
+    breaker.succeeded()
+    breaker.inconclusive()
+    breaker.failed(0.0, "refused")
+    breaker.failed(0.1, "refused")
+    breaker.allows(1.0)
+    breaker.inconclusive()
+    breaker.allows(1.0)
+    breaker.succeeded()
+    breaker.succeeded()
+    states = [Circuit.OPEN, Circuit.HALF_OPEN, Circuit.OPEN, Circuit.HALF_OPEN, Circuit.CLOSED]
+    assert changes == [("orders", state) for state in states]
 
 
 def test_it_says_once_that_it_opened_and_once_that_it_closed(

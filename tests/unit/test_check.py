@@ -1,4 +1,4 @@
-"""Checks in every form that they can be written in, and what is refused."""
+"""Checks in every form that users can write, and checks that are refused."""
 
 import asyncio
 import threading
@@ -236,7 +236,7 @@ async def test_an_id_that_was_made_in_this_run_is_refused(make: Callable[[], Eve
 
 
 @pytest.mark.asyncio
-async def test_an_id_that_the_application_keeps_is_none_of_these() -> None:
+async def test_an_id_that_the_application_keeps_is_accepted() -> None:
     before = uuid7()
 
     def find() -> Iterator[Event]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 
 from pillarbox.cli import main
-from pillarbox.cli._demo_proof import Delivery, Proof, prove
-from pillarbox.cli._demo_screen import Plain
-from pillarbox.cli._demo_shop import Window
-from pillarbox.cli.demo import conclude
+from pillarbox.demo.proof import Delivery, Proof, prove
+from pillarbox.demo.screen import Plain
+from pillarbox.demo.shop import Window
+from pillarbox.demo.story import conclude
 
 HISTORY = [Delivery(f"{key}{number}", key, number) for number in (1, 2, 3) for key in "ab"]
 PLACED = {delivery.event_id for delivery in HISTORY}

@@ -7,29 +7,31 @@ from collections.abc import Callable
 
 import pytest
 
-from pillarbox.cli import _demo_screen
-from pillarbox.cli._demo_crew import DemoFailed
-from pillarbox.cli._demo_frame import ASCII, BLOCKS, History, Piece, Scene, WorkerSeen, cut, frame, sentence, spark
-from pillarbox.cli._demo_screen import Live, Plain, choose
-from pillarbox.cli._demo_shop import Sight
+from pillarbox.demo import screen
+from pillarbox.demo.crew import DemoFailed
+from pillarbox.demo.frame import ASCII, BLOCKS, History, Piece, Scene, WorkerSeen, cut, frame, sentence, spark
+from pillarbox.demo.screen import Live, Plain, choose
+from pillarbox.demo.shop import Snapshot
 from tests.terminal import Terminal
 
 Resize = Callable[[int, int], None]
 
 
 def scene(seconds: float, delivered: int = 90, lag: float = 0.0) -> Scene:
-    sight = Sight({"pending": 10, "published": delivered}, lag, ("w1",) * 8 + ("w2",) * 8, {"worker-1": delivered}, 0)
+    snapshot = Snapshot(
+        {"pending": 10, "published": delivered}, lag, ("w1",) * 8 + ("w2",) * 8, {"worker-1": delivered}, 0
+    )
     workers = (
         WorkerSeen("worker-1", "killed", delivered, frozenset(range(8))),
         WorkerSeen("worker-2", "serving", 0, frozenset(range(8, 16))),
     )
-    return Scene(seconds, int(seconds * 100), 25, sight, workers)
+    return Scene(seconds, int(seconds * 100), 25, snapshot, workers)
 
 
 @pytest.fixture
 def resize(monkeypatch: pytest.MonkeyPatch) -> Resize:
     def to(columns: int, lines: int) -> None:
-        monkeypatch.setattr(_demo_screen, "_size", lambda out: os.terminal_size((columns, lines)))
+        monkeypatch.setattr(screen, "_size", lambda out: os.terminal_size((columns, lines)))
 
     to(80, 24)
     return to

@@ -6,15 +6,16 @@ from uuid import UUID
 
 import pytest
 
-from pillarbox.envelope import (
+from pillarbox.envelopes import (
+    Binding,
+    CloudEvents,
     Envelope,
+    Legacy,
     Message,
-    cloudevents_binary,
-    cloudevents_structured,
+    StructuredCloudEvents,
     default_headers,
     envelope_named,
-    legacy,
-    raw,
+    kafka,
 )
 from pillarbox.errors import ConfigError, Reject
 from pillarbox.event import NO_HEADERS, Event, Status
@@ -97,21 +98,23 @@ def test_an_own_header_cannot_pose_as_the_identity() -> None:
 
 
 def test_the_header_builder_can_be_extended_and_replaced() -> None:
-    extended = raw(lambda event: [*default_headers(event), ("x", b"y")])(an_event())
+    extended = kafka(Envelope(lambda event: [*default_headers(event), ("x", b"y")]))(an_event())
     assert extended.headers == [*default_headers(an_event()), ("x", b"y")]
-    assert raw(lambda event: [("only", event.type.encode())])(an_event()).headers == [("only", b"order.created")]
+    assert kafka(Envelope(lambda event: [("only", event.type.encode())]))(an_event()).headers == [
+        ("only", b"order.created")
+    ]
 
 
 def test_raw_delivers_the_payload_byte_for_byte() -> None:
-    message = raw()(an_event())
+    message = kafka(Envelope())(an_event())
     assert isinstance(message, Message)
     assert message == Message("k-é".encode(), PAYLOAD, default_headers(an_event()))
-    assert raw()(an_event(key=None, payload=b"")).key is None
-    assert raw()(an_event(payload=b"")).value == b""
+    assert kafka(Envelope())(an_event(key=None, payload=b"")).key is None
+    assert kafka(Envelope())(an_event(payload=b"")).value == b""
 
 
 def test_legacy_splices_the_payload_untouched() -> None:
-    message = legacy()(an_event())
+    message = kafka(Legacy())(an_event())
     assert message.value is not None
     assert b'"payload":' + PAYLOAD + b"," in message.value
     document = json.loads(message.value)
@@ -124,24 +127,24 @@ def test_legacy_splices_the_payload_untouched() -> None:
 
 @pytest.mark.parametrize("content_type", ["application/avro", "application/json; charset=utf-16", "text/plain"])
 def test_legacy_puts_what_is_not_json_into_another_field(content_type: str) -> None:
-    document = json.loads(legacy()(an_event(content_type=content_type, payload=b"\x00\xff")).value or b"")
+    document = json.loads(kafka(Legacy())(an_event(content_type=content_type, payload=b"\x00\xff")).value or b"")
     assert list(document) == ["_id", "payload_base64", "created_at"]
     assert b64decode(document["payload_base64"]) == b"\x00\xff"
 
 
 @pytest.mark.parametrize("content_type", ["application/vnd.shop+json", 'Application/JSON; charset="UTF-8"'])
 def test_kinds_of_json_are_embedded(content_type: str) -> None:
-    document = json.loads(legacy()(an_event(content_type=content_type)).value or b"")
+    document = json.loads(kafka(Legacy())(an_event(content_type=content_type)).value or b"")
     assert document["payload"] == json.loads(PAYLOAD)
 
 
 def test_legacy_refuses_empty_json() -> None:
     with pytest.raises(Reject, match="empty"):
-        legacy()(an_event(payload=b" "))
+        kafka(Legacy())(an_event(payload=b" "))
 
 
 def test_cloudevents_binary_follows_the_kafka_binding() -> None:
-    message = cloudevents_binary("/shop")(FULL)
+    message = kafka(CloudEvents("/shop"))(FULL)
     assert message.value == PAYLOAD
     assert message.key == "k-é".encode()
     assert dict(message.headers) == {
@@ -164,14 +167,61 @@ def test_cloudevents_binary_follows_the_kafka_binding() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["ce_source", "CE_SOURCE", "ce-id", "Ce_Anything", "content-type", "Content-Type"])
+@pytest.mark.parametrize("envelope", [CloudEvents("/shop"), StructuredCloudEvents("/shop")])
+def test_an_own_header_cannot_pose_as_an_attribute(envelope: Envelope, name: str) -> None:
+    own = {name: "forged", "region": "eu", "center": "a"}
+    message = kafka(envelope)(an_event(headers=own))
+    assert message == kafka(envelope)(an_event(headers={"region": "eu", "center": "a"}))
+    assert dict(message.headers)["region"] == b"eu"
+
+
+def test_a_header_builder_cannot_pose_as_an_attribute_either() -> None:
+    envelope = CloudEvents("/shop", lambda event: [("ce_source", b"/other"), ("region", b"eu")])
+    headers = kafka(envelope)(an_event()).headers
+    assert [value for name, value in headers if name == "ce_source"] == [b"/shop"]
+    assert ("region", b"eu") in headers
+
+
+def test_a_broker_with_text_headers_needs_a_small_binding() -> None:
+    http = CloudEvents("/shop").header_builder(Binding("ce-", content_type="Content-Type"))
+    headers = {name: value.decode() for name, value in http(FULL)}
+    assert headers["ce-source"] == "/shop"
+    assert headers["Content-Type"] == "application/json"
+    assert headers["region"] == "eu"
+    amqp = StructuredCloudEvents("/shop")
+    assert dict(amqp.header_builder(Binding("ce-", content_type=None))(an_event())) == {}
+    assert amqp.content_type(FULL) == "application/cloudevents+json; charset=UTF-8"
+
+
+def test_an_envelope_of_ones_own() -> None:
+    class Framed(Envelope):
+        def body(self, event: Event) -> bytes:
+            return b"\x00" + event.payload
+
+    assert kafka(Framed())(an_event()) == Message("k-é".encode(), b"\x00" + PAYLOAD, default_headers(an_event()))
+
+
+def test_the_content_type_is_that_of_the_body() -> None:
+    event = an_event(content_type="text/plain", payload=b"hello")
+    assert Envelope().content_type(event) == CloudEvents("/s").content_type(event) == "text/plain"
+    assert Legacy().content_type(event) == "application/json"
+
+
+def test_the_id_is_written_as_python_does() -> None:
+    for number in (0, 1, 2**127, 2**128 - 1, ID.int):
+        event = an_event(id=UUID(int=number))
+        assert dict(default_headers(event))["event_id"] == str(event.id).encode()
+
+
 def test_cloudevents_dataschema_is_only_a_uri() -> None:
-    headers = dict(cloudevents_binary("/shop")(an_event(schema_id="17")).headers)
+    headers = dict(kafka(CloudEvents("/shop"))(an_event(schema_id="17")).headers)
     assert headers["ce_schemaid"] == b"17"
     assert "ce_dataschema" not in headers
 
 
 def test_cloudevents_structured_embeds_json_untouched() -> None:
-    message = cloudevents_structured("/shop")(FULL)
+    message = kafka(StructuredCloudEvents("/shop"))(FULL)
     assert message.value is not None
     assert message.value.endswith(b',"data":' + PAYLOAD + b"}")
     document = json.loads(message.value)
@@ -186,17 +236,17 @@ def test_cloudevents_structured_embeds_json_untouched() -> None:
 
 def test_cloudevents_structured_encodes_other_content() -> None:
     event = an_event(content_type="application/octet-stream", payload=b"\x00\xff")
-    document = json.loads(cloudevents_structured("/shop")(event).value or b"")
+    document = json.loads(kafka(StructuredCloudEvents("/shop"))(event).value or b"")
     assert b64decode(document["data_base64"]) == b"\x00\xff"
     assert "data" not in document
 
 
 def test_cloudevents_structured_without_content_has_no_data() -> None:
-    document = json.loads(cloudevents_structured("/shop")(an_event(payload=b"")).value or b"")
+    document = json.loads(kafka(StructuredCloudEvents("/shop"))(an_event(payload=b"")).value or b"")
     assert not {"data", "data_base64"} & set(document)
 
 
-@pytest.mark.parametrize("make", [cloudevents_binary, cloudevents_structured])
+@pytest.mark.parametrize("make", [CloudEvents, StructuredCloudEvents])
 def test_cloudevents_needs_a_source(make: Any) -> None:
     with pytest.raises(ConfigError, match="source=''"):
         make("")
@@ -205,19 +255,19 @@ def test_cloudevents_needs_a_source(make: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "same"),
     [
-        ("raw", raw()),
-        ("legacy", legacy()),
-        ("cloudevents", cloudevents_binary("/s")),
-        ("cloudevents_binary", cloudevents_binary("/s")),
-        ("cloudevents_structured", cloudevents_structured("/s")),
+        ("raw", Envelope()),
+        ("legacy", Legacy()),
+        ("cloudevents", CloudEvents("/s")),
+        ("cloudevents_binary", CloudEvents("/s")),
+        ("cloudevents_structured", StructuredCloudEvents("/s")),
     ],
 )
 def test_an_envelope_by_name(name: str, same: Envelope) -> None:
-    assert envelope_named(name, source="/s")(FULL) == same(FULL)
+    assert kafka(envelope_named(name, source="/s"))(FULL) == kafka(same)(FULL)
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"envelope='cloudevent' is unknown; did you mean 'cloudevents'\?"):
         envelope_named("cloudevent")
-    with pytest.raises(ConfigError, match="choose one of raw, legacy"):
+    with pytest.raises(ConfigError, match="use one of: raw, legacy"):
         envelope_named("xyz")

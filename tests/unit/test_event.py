@@ -1,4 +1,3 @@
-from itertools import product
 from uuid import UUID
 
 import pytest
@@ -6,33 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pillarbox.conformance.events import make_event
-from pillarbox.event import Mode, Status, key_hash, may_move
+from pillarbox.event import key_hash
 from pillarbox.ids import uuid7
 
-P, S, W, D, F, H, X = (
-    Status.PENDING,
-    Status.SCHEDULED,
-    Status.PROCESSING,
-    Status.PUBLISHED,
-    Status.FAILED,
-    Status.HELD,
-    Status.DEAD,
-)
-ORDERED = {(S, P), (P, D), (P, F), (P, H), (P, X), (F, D), (F, F), (F, X), (H, D), (H, F), (H, X)}
-ORDERED |= {(F, P)}  # an event without a key, when its time has come
-ORDERED_REPLAY = {(X, P), (X, F), (D, P), (D, F)}
-QUEUE = {(S, P), (P, W), (W, D), (W, F), (W, X), (W, P), (F, P), (X, P), (D, P)}
 NO_ID = UUID(int=0)
-
-
-@pytest.mark.parametrize(("mode", "legal"), [(Mode.ORDERED, ORDERED | ORDERED_REPLAY), (Mode.QUEUE, QUEUE)])
-def test_only_these_moves_are_legal(mode: Mode, legal: set[tuple[Status, Status]]) -> None:
-    assert {(a, b) for a, b in product(Status, Status) if may_move(mode, a, b)} == legal
-
-
-def test_an_ordered_stream_never_leases_an_event_and_a_queue_never_holds_one() -> None:
-    assert not any(may_move(Mode.ORDERED, source, Status.PROCESSING) for source in Status)
-    assert not any(may_move(Mode.QUEUE, source, Status.HELD) for source in Status)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pillarbox.store import Grant
-from pillarbox.stores._postgres_floor import Floors
+from pillarbox.stores.postgres.floors import Floors
 
 GRANT = Grant("orders", 0, "ann", 1)
 
@@ -19,16 +19,14 @@ class Transaction:
     xid: int | None = None
     seqs: list[int] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
-    took_at: float = 0.0
 
 
 @dataclass
 class Look:
-    """One look that is under way: its snapshot is taken before the sequence is read."""
+    """One look that is under way: its snapshot comes first, then its id and the sequence in any order."""
 
-    begun: float
     xmin: int
-    xmax: int
+    xid: int | None = None
     last: int | None = None
 
 
@@ -48,32 +46,30 @@ class Server:
         self.now = 100.0
         self.last = 0
         self.next_xid = 1000
+        self.highest_ended = 999
         self.open: list[Transaction] = []
         self.keys: dict[int, str] = {}  # of every seq that was taken
         self.pending: set[int] = set()  # visible and not yet published
         self.published: list[int] = []
 
-    def write(self, transaction: Transaction, key: str, *, late: bool = False) -> int:
-        """Insert a row; late: its transaction has taken the seq and is not known by its id yet."""
+    def new_xid(self) -> int:
+        self.next_xid += 1
+        return self.next_xid - 1
+
+    def write(self, transaction: Transaction, key: str) -> int:
+        """Insert a row: the transaction has its id before it takes the seq."""
+        if transaction not in self.open:
+            transaction.xid = self.new_xid()
+            self.open.append(transaction)
         self.last += 1
         transaction.seqs.append(self.last)
         transaction.keys.add(key)
-        transaction.took_at = self.now
         self.keys[self.last] = key
-        if transaction not in self.open:
-            self.open.append(transaction)
-        if not late:
-            self.identify(transaction)
         return self.last
 
-    def identify(self, transaction: Transaction) -> None:
-        if transaction.xid is None:
-            transaction.xid = self.next_xid
-            self.next_xid += 1
-
     def end(self, transaction: Transaction, *, commit: bool = True) -> None:
-        self.identify(transaction)
         self.open.remove(transaction)
+        self.highest_ended = max(self.highest_ended, transaction.xid or 0)
         if commit:
             self.pending.update(transaction.seqs)
 
@@ -82,8 +78,10 @@ class Server:
         return {key for transaction in self.open for key in transaction.keys}
 
     def look(self) -> Look:
-        running = [transaction.xid for transaction in self.open if transaction.xid is not None]
-        return Look(self.now, min([*running, self.next_xid]), self.next_xid)
+        # As PostgreSQL does it: a snapshot ends behind the highest id that has ended, whatever is under way above it.
+        xmax = self.highest_ended + 1
+        running = [transaction.xid for transaction in self.open if transaction.xid and transaction.xid < xmax]
+        return Look(min([*running, xmax]))
 
     def read(self, start: int) -> Read:
         found = sorted(seq for seq in self.pending if seq >= start)
@@ -109,7 +107,9 @@ class Reader:
 
     def end_look(self, look: Look) -> None:
         last = self.server.last if look.last is None else look.last
-        self.floors.looked(look.begun, self.server.now, last, look.xmin, look.xmax)
+        xid = self.server.new_xid() if look.xid is None else look.xid
+        self.server.highest_ended = max(self.server.highest_ended, xid)
+        self.floors.looked(self.server.now, last, xid, look.xmin)
 
     def begin_read(self) -> Read:
         return self.server.read(self.floors.start(GRANT, self.server.now))
@@ -262,22 +262,46 @@ def test_two_looks_at_once_do_not_lift_the_floor_over_an_open_transaction(server
     assert server.published == [first, second]
 
 
-def test_a_transaction_that_gets_its_id_a_while_after_its_seq_is_not_passed(server: Server, reader: Reader) -> None:
-    reader.look_and_read()
-    slow = Transaction()
-    first = server.write(slow, "k", late=True)  # its process was not scheduled for a while
-    for _ in range(3):
-        server.now += 0.3
-        reader.look_and_read()
-    server.identify(slow)
-    reader.rest(3.0)
+def test_an_open_transaction_above_all_that_have_ended_is_not_passed(server: Server, reader: Reader) -> None:
+    other, slow = Transaction(), Transaction()
+    server.write(other, "o")
+    first = server.write(slow, "k")  # its id is the highest: no snapshot reaches up to it
+    reader.rest(1.0)
+    server.end(other)
+    reader.rest(1.0)
     assert reader.floors.floor(GRANT) <= first
     server.end(slow)
     after = Transaction()
     second = server.write(after, "k")
     server.end(after)
+    reader.rest(0.3)
+    assert [seq for seq in server.published if server.keys[seq] == "k"] == [first, second]
+
+
+def test_a_seq_that_is_taken_between_a_looks_id_and_its_view_of_the_sequence_is_not_passed(
+    server: Server, reader: Reader
+) -> None:
+    look = reader.begin_look()
+    assert look is not None
+    look.xid = server.new_xid()
+    slow = Transaction()
+    first = server.write(slow, "k")
+    reader.end_look(look)
     reader.rest(2.0)
-    assert server.published == [first, second]
+    assert reader.floors.floor(GRANT) <= first
+
+
+def test_a_long_transaction_does_not_make_the_list_of_looks_grow_for_ever(server: Server, reader: Reader) -> None:
+    slow = Transaction()
+    server.write(slow, "slow")
+    reader.rest(1000.0)
+    quick = Transaction()
+    server.write(quick, "quick")
+    server.end(quick)
+    assert len(reader.floors._bounds) <= 1000
+    server.end(slow)
+    reader.rest(3.0)
+    assert reader.floors.floor(GRANT) == 3
 
 
 class FloorsMachine(RuleBasedStateMachine):
@@ -296,15 +320,11 @@ class FloorsMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.05, 0.3, 0.9, 2.0]))
     def tick(self, seconds: float) -> None:
         self.server.now += seconds
-        for transaction in self.server.open:
-            # It takes its id within a moment, as the floors assume.
-            if self.server.now - transaction.took_at > 0.8:
-                self.server.identify(transaction)
 
-    @rule(key=st.sampled_from("abc"), late=st.booleans())
-    def begin(self, key: str, late: bool) -> None:
+    @rule(key=st.sampled_from("abc"))
+    def begin(self, key: str) -> None:
         if key not in self.server.locked():
-            self.server.write(Transaction(), key, late=late)
+            self.server.write(Transaction(), key)
 
     @precondition(lambda self: self.server.open)
     @rule(data=st.data(), key=st.sampled_from("abc"))
@@ -330,6 +350,13 @@ class FloorsMachine(RuleBasedStateMachine):
         look = self._pick(data, self.looks)
         if look.last is None:
             look.last = self.server.last
+
+    @precondition(lambda self: self.looks)
+    @rule(data=st.data())
+    def number_look(self, data: st.DataObject) -> None:
+        look = self._pick(data, self.looks)
+        if look.xid is None:
+            look.xid = self.server.new_xid()
 
     @precondition(lambda self: self.looks)
     @rule(data=st.data())

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
 from pillarbox.errors import ConfigError, Reject
 from pillarbox.event import Event
-from pillarbox.publisher import ERROR_LENGTH, PUBLISHED, UNTRIED, Outcome, Publisher, Result
+from pillarbox.publisher import ERROR_LENGTH, PUBLISHED, UNTRIED, Needs, Outcome, Publisher, Result
 from pillarbox.publishers import handlers as handlers_module
 from pillarbox.publishers.handlers import Handlers
+from pillarbox.relay import Stream
+from pillarbox.relay.destination import publisher_of
 from pillarbox.threads import Thread
 
 Function = Callable[[Event], Any]
@@ -36,7 +39,7 @@ async def opened(function: Function | None = None, **settings: Any) -> AsyncIter
 
 async def outcome_of(function: Function, event: Event | None = None, **settings: Any) -> Outcome:
     async with opened(function, **settings) as handlers:
-        (outcome,) = await handlers.publish([event or make_event()])
+        (outcome,) = await handlers.publish(Batch.of([event or make_event()]))
     return outcome
 
 
@@ -143,7 +146,7 @@ class TestCalling:
 
         await handlers.open()
         events = [make_event(type=t, key="k") for t in ("order.created", "order.paid", "mail.sent")]
-        assert await handlers.publish(events) == [PUBLISHED] * 3
+        assert await handlers.publish(Batch.of(events)) == [PUBLISHED] * 3
         await handlers.close()
         assert calls == [("orders", "order.created"), ("orders", "order.paid"), ("others", "mail.sent")]
 
@@ -152,7 +155,7 @@ class TestCalling:
         handlers = Handlers()
         handlers.on("a")(print)
         await handlers.open()
-        (outcome,) = await handlers.publish([make_event(type="b")])
+        (outcome,) = await handlers.publish(Batch.of([make_event(type="b")]))
         await handlers.close()
         assert outcome.result is Result.REJECTED
         assert outcome.error is not None
@@ -176,7 +179,7 @@ class TestCalling:
     async def test_a_thread_is_kept_for_the_next_event(self) -> None:
         threads = set()
         async with opened(lambda event: threads.add(threading.get_ident())) as handlers:
-            await handlers.publish([make_event(key="k") for _ in range(5)])
+            await handlers.publish(Batch.of([make_event(key="k") for _ in range(5)]))
         assert len(threads) == 1
 
     @pytest.mark.asyncio
@@ -190,16 +193,23 @@ class TestCalling:
         assert await outcome_of(functools.partial(handler, "hello")) == PUBLISHED
 
     @pytest.mark.asyncio
-    async def test_limited_to_shares_the_functions(self) -> None:
+    async def test_a_stream_has_a_publisher_of_its_own_with_the_same_functions(self) -> None:
         handlers = Handlers()
-        other = handlers.limited_to(3)
+        other = handlers.prepared(Needs("mail", 3, strict_keys=False))
         handlers.on("*")(as_async(lambda event: None))
         await other.open()
         assert other.description == "handlers (3)"
-        assert await other.publish([make_event()]) == [PUBLISHED]
-        (outcome,) = await handlers.publish([make_event()])
+        assert await other.publish(Batch.of([make_event()])) == [PUBLISHED]
+        (outcome,) = await handlers.publish(Batch.of([make_event()]))
         assert outcome.is_outage
         await other.close()
+
+    def test_a_concurrency_that_was_given_stands_in_a_relay(self) -> None:
+        given, default = Handlers(concurrency=32), Handlers()
+        assert publisher_of(Stream("mail", given)).description == "handlers (32)"
+        assert publisher_of(Stream("mail", default)).description == "handlers (8)"
+        assert publisher_of(Stream("mail", default, mode="queue", concurrency=3)).description == "handlers (3)"
+        assert default.description == "handlers (16)"
 
 
 @BOTH
@@ -279,7 +289,7 @@ class TestOrder:
 
         async with opened(handler, concurrency=3) as handlers:
             calls = [[make_event(), make_event(key=None)], [make_event(key=None) for _ in range(4)]]
-            outcomes = await asyncio.gather(*map(handlers.publish, calls))
+            outcomes = await asyncio.gather(*(handlers.publish(Batch.of(events)) for events in calls))
         assert [len(o) for o in outcomes] == [2, 4]
         assert most == 3
 
@@ -287,7 +297,7 @@ class TestOrder:
     async def test_plain_handlers_run_side_by_side(self) -> None:
         barrier = threading.Barrier(3)
         async with opened(lambda event: (barrier.wait(10), None)[1], concurrency=3) as handlers:
-            assert await handlers.publish([make_event() for _ in range(3)]) == [PUBLISHED] * 3
+            assert await handlers.publish(Batch.of([make_event() for _ in range(3)])) == [PUBLISHED] * 3
 
     @pytest.mark.asyncio
     async def test_one_event_of_a_key_at_a_time(self) -> None:
@@ -300,7 +310,7 @@ class TestOrder:
 
         events = [make_event(key="k") for _ in range(4)]
         async with opened(handler) as handlers:
-            await handlers.publish([*events, make_event(key=None, seq=0)])
+            await handlers.publish(Batch.of([*events, make_event(key=None, seq=0)]))
         own = [entry for entry in log if entry[1]]
         assert own == [(step, event.seq) for event in events for step in ("start", "end")]
 
@@ -318,7 +328,7 @@ class TestOrder:
         events = [make_event(key=key, type=type_) for key, type_ in named]
         nones = [make_event(key=None, type="bad"), make_event(key=None)]
         async with opened(handler) as handlers:
-            outcomes = await handlers.publish([*events, *nones])
+            outcomes = await handlers.publish(Batch.of([*events, *nones]))
         assert [o == PUBLISHED for o in outcomes] == [True, False, True, False, False, False, True]
         assert list(outcomes[3:5]) == [UNTRIED, UNTRIED]
         assert not {events[3].id, events[4].id} & {event.id for event in calls}
@@ -337,7 +347,7 @@ class TestTimeouts:
                 ends.append("cancelled")
 
         await handlers.open()
-        (outcome,) = await handlers.publish([make_event(type="a")])
+        (outcome,) = await handlers.publish(Batch.of([make_event(type="a")]))
         await handlers.close()
         assert outcome.result is Result.RETRY
         assert "handler did not finish within 0.01 s" in (outcome.error or "")
@@ -357,10 +367,10 @@ class TestTimeouts:
             finished.set()
 
         async with opened(handler, timeout=0.01, max_hung=1) as handlers:
-            (outcome,) = await handlers.publish([make_event()])
+            (outcome,) = await handlers.publish(Batch.of([make_event()]))
             assert "did not finish" in (outcome.error or "")
             assert handlers.hung == 1
-            assert (await handlers.publish([make_event()]))[0].is_outage
+            assert (await handlers.publish(Batch.of([make_event()])))[0].is_outage
             finish.set()
             await finished.wait()
             await asyncio.sleep(0)
@@ -374,14 +384,14 @@ class TestTimeouts:
 
         async with opened(handler, concurrency=1, timeout=0.01, max_hung=2) as handlers:
             for hung in (1, 2):
-                (outcome,) = await handlers.publish([make_event(type="slow")])
+                (outcome,) = await handlers.publish(Batch.of([make_event(type="slow")]))
                 assert outcome.result is Result.RETRY
                 assert "did not finish within 0.01 s" in (outcome.error or "")
                 assert handlers.hung == hung
                 if hung == 1:
-                    assert await handlers.publish([make_event()]) == [PUBLISHED]
+                    assert await handlers.publish(Batch.of([make_event()])) == [PUBLISHED]
             key = make_event().key
-            first, second = await handlers.publish([make_event(key=key), make_event(key=key)])
+            first, second = await handlers.publish(Batch.of([make_event(key=key), make_event(key=key)]))
             assert first.is_outage
             assert "2 handlers hang" in (first.error or "")
             assert "restart the relay" in (first.error or "")
@@ -391,7 +401,7 @@ class TestTimeouts:
             join_handler_threads()
             assert handlers.hung == 0
             await handlers.open()
-            assert await handlers.publish([make_event()]) == [PUBLISHED]
+            assert await handlers.publish(Batch.of([make_event()])) == [PUBLISHED]
 
 
 class TestPlainFunctionsInARow:
@@ -406,7 +416,7 @@ class TestPlainFunctionsInARow:
 
         monkeypatch.setattr(Thread, "submit", counted)
         async with opened(lambda event: None, concurrency=4) as handlers:
-            assert await handlers.publish([make_event() for _ in range(1000)]) == [PUBLISHED] * 1000
+            assert await handlers.publish(Batch.of([make_event() for _ in range(1000)])) == [PUBLISHED] * 1000
         assert len(hops) < 250
 
     @pytest.mark.asyncio
@@ -419,7 +429,7 @@ class TestPlainFunctionsInARow:
             variable.set("of another event")
 
         async with opened(handler, concurrency=1) as handlers:
-            await handlers.publish([make_event() for _ in range(3)])
+            await handlers.publish(Batch.of([make_event() for _ in range(3)]))
         assert seen == ["unset"] * 3
 
     @pytest.mark.asyncio
@@ -432,7 +442,7 @@ class TestPlainFunctionsInARow:
         keys = ["a", "b", "b", "c"]
         events = [make_event(key=key, type=type_) for key, type_ in zip(keys, types, strict=True)]
         async with opened(handler, concurrency=1, timeout=0.2) as handlers:
-            outcomes = await handlers.publish(events)
+            outcomes = await handlers.publish(Batch.of(events))
             assert [outcome.result for outcome in outcomes] == ["published", "retry", "untried", "published"]
             assert handlers.hung == 1
             before = list(outcomes)
@@ -452,7 +462,7 @@ class TestPlainFunctionsInARow:
 
         named = [("a", "good"), ("a", "bad"), ("a", "good"), ("b", "good")]
         async with opened(handler, concurrency=1) as handlers:
-            outcomes = await handlers.publish([make_event(key=key, type=type_) for key, type_ in named])
+            outcomes = await handlers.publish(Batch.of([make_event(key=key, type=type_) for key, type_ in named]))
         assert [outcome.result for outcome in outcomes] == ["published", "retry", "untried", "published"]
         assert calls == ["a", "a", "b"]
 
@@ -462,7 +472,7 @@ class TestPlainFunctionsInARow:
         handlers.on("patient")(lambda event: None)
         handlers.on("hasty", timeout=0.05)(lambda event: (gate.wait(30), None)[1])
         await handlers.open()
-        first, second = await handlers.publish([make_event(type="patient"), make_event(type="hasty")])
+        first, second = await handlers.publish(Batch.of([make_event(type="patient"), make_event(type="hasty")]))
         await handlers.close()
         assert first == PUBLISHED
         assert "did not finish within 0.05 s" in (second.error or "")
@@ -478,9 +488,9 @@ class TestClosing:
             await finish.wait()
 
         async with opened(handler, concurrency=1) as handlers:
-            call = asyncio.create_task(handlers.publish([make_event(), make_event(), make_event(key=None)]))
+            call = asyncio.create_task(handlers.publish(Batch.of([make_event(), make_event(), make_event(key=None)])))
             await started.wait()
-            other = asyncio.create_task(handlers.publish([make_event()]))
+            other = asyncio.create_task(handlers.publish(Batch.of([make_event()])))
             await asyncio.sleep(0)
             closing = asyncio.create_task(handlers.close())
             await asyncio.sleep(0)
@@ -502,7 +512,7 @@ class TestClosing:
                 raise
 
         async with opened(handler, grace_seconds=0) as handlers:
-            call = asyncio.create_task(handlers.publish([make_event()]))
+            call = asyncio.create_task(handlers.publish(Batch.of([make_event()])))
             await started.wait()
             await handlers.close()
             assert cancelled.is_set()
@@ -517,7 +527,7 @@ class TestClosing:
             gate.wait(30)
 
         async with opened(handler, grace_seconds=0) as handlers:
-            call = asyncio.create_task(handlers.publish([make_event()]))
+            call = asyncio.create_task(handlers.publish(Batch.of([make_event()])))
             await started.wait()
             await handlers.close()
             assert await call == [UNTRIED]
@@ -526,13 +536,14 @@ class TestClosing:
     def test_a_hung_handler_does_not_keep_the_process_alive(self) -> None:
         program = """
 import asyncio, threading
+from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
 from pillarbox.publishers.handlers import Handlers
 async def main():
     handlers = Handlers(timeout=0.01)
     handlers.on("*")(lambda event: threading.Event().wait())
     await handlers.open()
-    print((await handlers.publish([make_event()]))[0].result)
+    print((await handlers.publish(Batch.of([make_event()])))[0].result)
     await handlers.close()
 asyncio.run(main())
 """
@@ -553,7 +564,7 @@ asyncio.run(main())
                 ends.append(event)
 
         async with opened(handler) as handlers:
-            call = asyncio.create_task(handlers.publish(events))
+            call = asyncio.create_task(handlers.publish(Batch.of(events)))
             await started.wait()
             call.cancel()
             await asyncio.wait({call})
@@ -564,4 +575,4 @@ asyncio.run(main())
     async def test_open_twice_keeps_what_runs(self) -> None:
         async with opened(as_async(lambda event: None)) as handlers:
             await handlers.open()
-            assert await handlers.publish([make_event()]) == [PUBLISHED]
+            assert await handlers.publish(Batch.of([make_event()])) == [PUBLISHED]

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
 from pillarbox.publisher import PUBLISHED, UNTRIED, outage, rejected, retry
 from pillarbox.publishers.memory import MemoryPublisher
@@ -19,9 +20,9 @@ async def test_failures_are_given_to_those_they_are_meant_for() -> None:
     publisher.fail_next(retry("by key"), key="a", times=2)
     publisher.fail_next(rejected("by type"), type="t")
     events = [make_event(key="a"), make_event(key="a"), make_event(key=None, type="t"), make_event(type="t")]
-    assert await publisher.publish(events) == [retry("by key"), UNTRIED, rejected("by type"), PUBLISHED]
-    assert await publisher.publish(events[:2]) == [retry("by key"), UNTRIED]
-    assert await publisher.publish(events[:2]) == [PUBLISHED, PUBLISHED]
+    assert await publisher.publish(Batch.of(events)) == [retry("by key"), UNTRIED, rejected("by type"), PUBLISHED]
+    assert await publisher.publish(Batch.of(events[:2])) == [retry("by key"), UNTRIED]
+    assert await publisher.publish(Batch.of(events[:2])) == [PUBLISHED, PUBLISHED]
     assert publisher.deliveries == [events[3], *events[:2]]
 
 
@@ -29,16 +30,16 @@ async def test_failures_are_given_to_those_they_are_meant_for() -> None:
 async def test_an_outage_lasts_until_up() -> None:
     publisher = await opened()
     publisher.down("gone")
-    assert await publisher.publish([make_event()]) == [outage("gone")]
+    assert await publisher.publish(Batch.of([make_event()])) == [outage("gone")]
     publisher.up()
-    assert await publisher.publish([make_event()]) == [PUBLISHED]
+    assert await publisher.publish(Batch.of([make_event()])) == [PUBLISHED]
 
 
 @pytest.mark.asyncio
 async def test_a_test_can_stop_a_call_half_way() -> None:
     publisher, event = await opened(), make_event()
     publisher.hold()
-    call = asyncio.create_task(publisher.publish([event]))
+    call = asyncio.create_task(publisher.publish(Batch.of([event])))
     await publisher.wait_until_held()
     assert publisher.deliveries == []
     waiter = asyncio.create_task(publisher.wait_for(1))
@@ -51,7 +52,7 @@ async def test_a_test_can_stop_a_call_half_way() -> None:
 async def test_close_takes_back_what_waits_even_when_opened_again_at_once() -> None:
     publisher = await opened()
     publisher.hold()
-    call = asyncio.create_task(publisher.publish([make_event()]))
+    call = asyncio.create_task(publisher.publish(Batch.of([make_event()])))
     await publisher.wait_until_held()
     await publisher.close()
     await publisher.open()

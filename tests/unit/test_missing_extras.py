@@ -1,4 +1,4 @@
-"""What needs an extra says so, and which, when the library behind it is not installed."""
+"""An adapter whose library is not installed names the extra to install."""
 
 import subprocess
 import sys

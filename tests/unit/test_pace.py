@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pillarbox.errors import StoreDown
-from pillarbox.relay.ownership import quota
-from pillarbox.relay.pace import DOZE_AFTER_SECONDS, BatchSize, Caution, Pace, Patience
+from pillarbox.relay.ordered.ownership import quota
+from pillarbox.relay.pace import DOZE_AFTER_SECONDS, BatchSize, Pace, Patience
 
 
 class TestPace:
-    def test_right_after_work_it_looks_again_at_once(self) -> None:
+    def test_right_after_work_the_next_poll_comes_at_once(self) -> None:
         pace = Pace(0.1, 2.0)
         assert pace.wait() < 0.01
 
@@ -88,42 +88,6 @@ class TestBatchSize:
             assert 1 <= batch.size <= limit
 
 
-def test_after_three_deaths_a_shard_is_read_one_by_one() -> None:
-    assert [Caution(deaths).limit for deaths in range(6)] == [None, 125, 15, 1, 1, 1]
-    assert Caution(10_000).limit == 1
-    assert Caution(-1).limit is None, "nobody came before a first owner"
-
-
-def test_what_was_read_with_an_owner_that_died_is_settled_before_more_is_read_at_once() -> None:
-    caution = Caution(7)
-    limits, told = [], []
-    while caution.limit is not None:
-        assert not caution.settled(0)
-        limits.append(caution.limit)
-        if caution.settled(caution.limit):
-            told.append(caution.deaths)
-    assert limits == [1] * 15 + [15] * 9 + [125] * 8
-    assert told == [2, 1, 0]
-    assert not caution.settled(1)
-
-
-@given(st.integers(0, 6000), st.integers(0, 3))
-def test_an_event_that_kills_its_owner_is_soon_alone_with_it(place: int, deaths: int) -> None:
-    settled, killed = 0, 0
-    while True:
-        caution = Caution(deaths)
-        while settled + (caution.limit or 2000) <= place:
-            read = caution.limit or 2000
-            settled += read
-            if caution.settled(read):
-                deaths = caution.deaths
-        if caution.limit == 1:
-            break
-        killed, deaths = killed + 1, deaths + 1
-    assert settled == place
-    assert killed <= 5
-
-
 @given(st.integers(1, 1024), st.integers(1, 2000))
 def test_the_shares_of_all_workers_are_fair_and_cover_every_shard(shards: int, live: int) -> None:
     shares = [quota(shards, live, rank) for rank in range(live)]
@@ -144,7 +108,7 @@ class TestPatience:
         patience.reset()
         assert patience.after(error) == pytest.approx(0.1)
 
-    def test_it_speaks_once_when_the_database_goes_and_once_when_it_comes_back(
+    def test_it_logs_once_when_the_database_goes_and_once_when_it_comes_back(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pillarbox.conformance.events import make_event
-from pillarbox.event import Event, Mode, Status, may_move
+from pillarbox.event import Event, Status
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Result, outage, rejected, retry
 from pillarbox.relay import Fixed, OnDead
 from pillarbox.relay.plan import Rules, plan_key_run, plan_turn, split
-from pillarbox.store import PARKED, Aside, Failure, KeyRun, Settlement
+from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Settlement
 
+GRANT = Grant("orders", 0, "ann", 1)
 KEYS = ("a", "b", "c")
 MAX_ATTEMPTS = 3
 OUTCOMES = {
@@ -24,6 +25,13 @@ OUTCOMES = {
     "rejected": rejected("bad"),
     "untried": UNTRIED,
     "outage": outage("refused"),
+}
+# The legal moves of an event in an ordered stream.
+MOVES = {
+    Status.PENDING: {Status.PUBLISHED, Status.FAILED, Status.HELD, Status.DEAD},
+    Status.FAILED: {Status.PUBLISHED, Status.FAILED, Status.DEAD, Status.PENDING},  # to pending: it has no key
+    Status.HELD: {Status.PUBLISHED, Status.FAILED, Status.DEAD},
+    Status.DEAD: {Status.PENDING, Status.FAILED},  # by a replay
 }
 
 
@@ -36,8 +44,8 @@ class Row:
 
 
 @dataclass
-class AsideRow:
-    mode: Aside
+class HeldKey:
+    mode: HoldMode
     due_at: float | None
     dead_head: UUID | None = None
 
@@ -48,11 +56,11 @@ class ModelStore:
     def __init__(self) -> None:
         self.now = 0.0
         self.rows: dict[UUID, Row] = {}
-        self.keys: dict[str, AsideRow] = {}
+        self.keys: dict[str, HeldKey] = {}
         self.discarded: set[UUID] = set()
 
     def move(self, row: Row, target: Status) -> None:
-        assert may_move(Mode.ORDERED, row.status, target), f"{row.status} -> {target} is not legal"
+        assert target in MOVES[row.status], f"{row.status} -> {target} is not legal"
         row.status = target
 
     def waiting(self, *statuses: Status, key: str | None = None) -> list[Row]:
@@ -73,16 +81,16 @@ class ModelStore:
         if not due:
             return None
         rows = self.waiting(Status.FAILED, Status.HELD, key=due[0])
-        aside = self.keys[due[0]]
-        return KeyRun(due[0], aside.mode, self.give(rows[:limit]), aside.dead_head)
+        held = self.keys[due[0]]
+        return KeyRun(due[0], held.mode, self.give(rows[:limit]), held.dead_head)
 
-    def promote(self) -> None:
+    def reenter_due(self) -> None:
         for row in self.waiting(Status.FAILED):
             if row.due_at is not None and row.due_at <= self.now:
                 self.move(row, Status.PENDING)
                 row.due_at = None
 
-    def bury(self, failure: Failure) -> None:
+    def move_to_dead(self, failure: Failure) -> None:
         row = self.rows[failure.event.id]
         self.move(row, Status.DEAD)
         row.attempts = failure.attempts
@@ -98,18 +106,18 @@ class ModelStore:
             row.attempts = failure.attempts
             row.due_at = None if failure.delay is None else self.now + failure.delay
         for failure in settlement.dead:
-            self.bury(failure)
+            self.move_to_dead(failure)
         for event in settlement.held:
             assert event.key is not None
-            if modes.get(event.key) is Aside.PARKED:
-                self.bury(Failure(event, PARKED, event.attempts))
+            if modes.get(event.key) is HoldMode.PARKED:
+                self.move_to_dead(Failure(event, PARKED, event.attempts))
             elif event.key in modes:
                 self.move(self.rows[event.id], Status.HELD)
-        for key, aside in settlement.aside.items():
-            due_at = None if aside.delay is None else self.now + aside.delay
-            self.keys[key] = AsideRow(aside.mode, due_at, aside.dead_head)
-        for key in settlement.release:
-            if self.keys[key].mode is Aside.RETRY and not self.waiting(Status.FAILED, Status.HELD, key=key):
+        for key, hold in settlement.hold_keys.items():
+            due_at = None if hold.delay is None else self.now + hold.delay
+            self.keys[key] = HeldKey(hold.mode, due_at, hold.dead_head)
+        for key in settlement.release_keys:
+            if self.keys[key].mode is HoldMode.RETRYING and not self.waiting(Status.FAILED, Status.HELD, key=key):
                 del self.keys[key]
 
     def replay(self, row: Row) -> None:
@@ -124,9 +132,9 @@ class ModelStore:
         self._free(row)
 
     def _free(self, row: Row) -> None:
-        aside = self.keys.get(row.event.key or "")
-        if aside is not None and (aside.mode is Aside.RETRY or aside.dead_head == row.event.id):
-            aside.mode, aside.due_at, aside.dead_head = Aside.RETRY, self.now, None
+        held = self.keys.get(row.event.key or "")
+        if held is not None and (held.mode is HoldMode.RETRYING or held.dead_head == row.event.id):
+            held.mode, held.due_at, held.dead_head = HoldMode.RETRYING, self.now, None
 
 
 class Destination:
@@ -185,7 +193,7 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 6.0]))
     def tick(self, seconds: float) -> None:
         self.store.now += seconds
-        self.store.promote()
+        self.store.reenter_due()
 
     @rule(down=st.sampled_from([False, False, False, True]))
     def change_the_weather(self, down: bool) -> None:
@@ -193,20 +201,20 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(answers=answers, limit=st.integers(1, 12), crash=st.booleans(), crashes=st.integers(0, 3))
     def turn(self, answers: list[str], limit: int, crash: bool, crashes: int) -> None:
-        """Read, publish and settle; a worker that crashes between the last two has published and says nothing."""
+        """Read, publish and settle. A worker that crashes has published, and settles nothing."""
         crash = crash and crashes == 0
-        aside = set(self.store.keys)
+        held_keys = set(self.store.keys)
         run = self.store.read_due(limit)
         if run is not None:
-            outcomes = self._publish(run.events if run.mode is Aside.RETRY else [], answers)
+            outcomes = self._publish(run.events if run.mode is HoldMode.RETRYING else [], answers)
             if crash:
                 return
-            self._settle(run.events, outcomes, plan_key_run(run, outcomes, self.stream_rules))
-            aside = set(self.store.keys)
-        free, held = split(self.store.read(limit), aside)
+            self._settle(run.events, outcomes, plan_key_run(GRANT, run, outcomes, self.stream_rules))
+            held_keys = set(self.store.keys)
+        free, held = split(self.store.read(limit), held_keys)
         outcomes = self._publish(free, answers)
         if not crash:
-            self._settle(free, outcomes, plan_turn(free, outcomes, held, self.stream_rules))
+            self._settle(free, outcomes, plan_turn(GRANT, free, outcomes, held, self.stream_rules))
 
     def _publish(self, events: Sequence[Event], answers: Sequence[str]) -> list[Outcome]:
         assert len(events) <= len(answers)
@@ -214,8 +222,8 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def _settle(self, events: Sequence[Event], outcomes: Sequence[Outcome], settlement: Settlement) -> None:
         for event, outcome in zip(events, outcomes, strict=False):
-            judged = outcome.result in (Result.PUBLISHED, Result.REJECTED, Result.RETRY)
-            self.charges[event.id] += judged and outcome.charged
+            tried = outcome.result in (Result.PUBLISHED, Result.REJECTED, Result.RETRY)
+            self.charges[event.id] += tried and outcome.charged
         self.store.settle(settlement)
         for failure in settlement.dead:
             self.died_after[failure.event.id] = len(self.destination.deliveries)
@@ -241,7 +249,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_key_is_overtaken(self) -> None:
-        """First deliveries of a key grow; what they pass over is dead, or was brought back by an operator."""
+        """The first deliveries of a key come in order. Events that they skip are dead or were replayed."""
         for key in KEYS:
             first = list(dict.fromkeys(event.id for event in self.destination.deliveries if event.key == key))
             in_order = [self.written[each] for each in first if each not in self.replayed]
@@ -270,7 +278,7 @@ class PolicyMachine(RuleBasedStateMachine):
                 assert row.attempts <= MAX_ATTEMPTS
 
     @invariant()
-    def what_is_held_belongs_to_a_key_that_is_set_aside(self) -> None:
+    def a_held_event_has_a_held_key(self) -> None:
         for row in self.store.waiting(Status.HELD):
             assert row.event.key in self.store.keys
         for row in self.store.waiting(Status.FAILED):
@@ -280,34 +288,34 @@ class PolicyMachine(RuleBasedStateMachine):
     @invariant()
     def a_key_that_is_retried_comes_due(self) -> None:
         for row in self.store.keys.values():
-            assert row.mode is not Aside.RETRY or row.due_at is not None
+            assert row.mode is not HoldMode.RETRYING or row.due_at is not None
 
     @invariant()
     def a_key_that_waits_for_an_operator_waits_for_a_dead_letter(self) -> None:
         for row in self.store.keys.values():
-            if row.mode is not Aside.RETRY:
+            if row.mode is not HoldMode.RETRYING:
                 assert row.dead_head is not None
                 assert self.store.rows[row.dead_head].status is Status.DEAD
 
     @invariant()
-    def only_the_policy_of_the_stream_sets_keys_aside_for_good(self) -> None:
+    def only_the_policy_of_the_stream_holds_keys_for_good(self) -> None:
         if self.store.keys:
-            legal = {OnDead.SKIP: set(), OnDead.BLOCK: {Aside.BLOCKED}, OnDead.PARK: {Aside.PARKED}}
+            legal = {OnDead.SKIP: set(), OnDead.BLOCK: {HoldMode.BLOCKED}, OnDead.PARK: {HoldMode.PARKED}}
             modes = {row.mode for row in self.store.keys.values()}
-            assert modes <= legal[self.stream_rules.on_dead] | {Aside.RETRY}
+            assert modes <= legal[self.stream_rules.on_dead] | {HoldMode.RETRYING}
 
     def teardown(self) -> None:
-        """With everything well again it comes to rest: all is published, dead, or behind a key that is blocked."""
+        """When everything works again, each event ends up published, dead, or behind a blocked key."""
         self.down = False
         for _ in range(4 * len(self.written) + 8):
             self.store.now += 10
-            self.store.promote()
+            self.store.reenter_due()
             self.turn(["published"] * 12, 12, False, 1)
-        blocked = {key for key, row in self.store.keys.items() if row.mode is not Aside.RETRY}
+        blocked = {key for key, row in self.store.keys.items() if row.mode is not HoldMode.RETRYING}
         for row in self.store.rows.values():
             settled = row.status in (Status.PUBLISHED, Status.DEAD)
             assert settled or row.event.key in blocked, f"{row} waits for ever"
-        assert self.store.keys.keys() == blocked, "a key is set aside and nothing of it waits"
+        assert self.store.keys.keys() == blocked, "a key is held and nothing of it waits"
         self.nothing_is_lost()
         self.no_key_is_overtaken()
 

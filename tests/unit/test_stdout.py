@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
 from pillarbox.errors import ConfigError, DestinationDown
 from pillarbox.publisher import PUBLISHED, UNTRIED, Publisher
@@ -137,7 +138,7 @@ class TestStdout:
     async def test_writes_to_standard_output(self, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
         events = [make_event(), make_event()]
         async with opened(StdoutPublisher()) as publisher:
-            assert await publisher.publish(events) == [PUBLISHED] * 2
+            assert await publisher.publish(Batch.of(events)) == [PUBLISHED] * 2
             assert ids(capfdbinary.readouterr().out) == [str(e.id) for e in events]
 
     @pytest.mark.asyncio
@@ -153,24 +154,28 @@ class TestStdout:
     async def test_a_stream_that_takes_a_few_bytes_at_a_time(self) -> None:
         sink, events = Sink(chunk=7), [make_event(), make_event()]
         async with opened(StdoutPublisher(sink)) as publisher:
-            assert await publisher.publish(events) == [PUBLISHED] * 2
+            assert await publisher.publish(Batch.of(events)) == [PUBLISHED] * 2
         assert ids(sink.content) == [str(e.id) for e in events]
 
     @pytest.mark.asyncio
     @pytest.mark.parametrize(
         ("code", "reason"),
-        [(errno.EPIPE, "nobody reads"), (errno.ENOSPC, "disk is full"), (errno.EIO, os.strerror(errno.EIO))],
+        [
+            (errno.EPIPE, "reader of the pipe is gone"),
+            (errno.ENOSPC, "disk is full"),
+            (errno.EIO, os.strerror(errno.EIO)),
+        ],
     )
     async def test_a_line_cut_off_stays_alone(self, code: int, reason: str) -> None:
         first, second = make_event(), make_event()
         sink = Sink(room=len(json_line(first)) + 20, code=code)
         async with opened(StdoutPublisher(sink)) as publisher:
-            outcomes = await publisher.publish([first, second])
+            outcomes = await publisher.publish(Batch.of([first, second]))
             assert all(outcome.is_outage for outcome in outcomes)
             assert (outcomes[0].error or "").startswith("stdout: ")
             assert reason in (outcomes[0].error or "")
             sink.room = 1 << 30
-            assert await publisher.publish([first, second]) == [PUBLISHED] * 2
+            assert await publisher.publish(Batch.of([first, second])) == [PUBLISHED] * 2
         cut = json_line(first) + json_line(second)[:20] + b"\n"
         assert sink.content == cut + json_line(first) + json_line(second)
 
@@ -179,14 +184,14 @@ class TestStdout:
         stream = io.BytesIO()
         async with opened(StdoutPublisher(stream)) as publisher:
             stream.close()
-            (outcome,) = await publisher.publish([make_event()])
+            (outcome,) = await publisher.publish(Batch.of([make_event()]))
         assert outcome.is_outage
 
     @pytest.mark.asyncio
     async def test_a_stream_that_would_block_is_an_outage(self) -> None:
         sink = Sink(chunk=0)
         async with opened(StdoutPublisher(sink)) as publisher:
-            (outcome,) = await publisher.publish([make_event()])
+            (outcome,) = await publisher.publish(Batch.of([make_event()]))
         assert outcome.error == "stdout: it takes no more now"
 
     @pytest.mark.asyncio
@@ -203,7 +208,7 @@ class TestStdout:
         sink, events = FullPipe(), [make_event(), make_event(), make_event()]
         publisher = StdoutPublisher(sink)
         await publisher.open()
-        calls = [asyncio.create_task(publisher.publish([event])) for event in events[:2]]
+        calls = [asyncio.create_task(publisher.publish(Batch.of([event]))) for event in events[:2]]
         await writing.wait()
         await publisher.close()
         assert [await call for call in calls] == [[UNTRIED], [UNTRIED]]
@@ -211,21 +216,22 @@ class TestStdout:
             await publisher.open()
         go_on.set()
         async with opened(publisher):
-            assert await publisher.publish(events[2:]) == [PUBLISHED]
+            assert await publisher.publish(Batch.of(events[2:])) == [PUBLISHED]
         # The first had begun; the second was taken back.
         assert ids(sink.content) == [str(events[0].id), str(events[2].id)]
 
     def test_a_reader_that_leaves_causes_no_traceback(self) -> None:
         program = """
 import asyncio, sys
+from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
 from pillarbox.publishers.stdout import StdoutPublisher
 async def main():
     publisher = StdoutPublisher()
     await publisher.open()
-    print((await publisher.publish([make_event()]))[0].result, file=sys.stderr)
+    print((await publisher.publish(Batch.of([make_event()])))[0].result, file=sys.stderr)
     sys.stdin.readline()
-    print((await publisher.publish([make_event()]))[0].error, file=sys.stderr)
+    print((await publisher.publish(Batch.of([make_event()])))[0].error, file=sys.stderr)
     await publisher.close()
 asyncio.run(main())
 """
@@ -249,7 +255,7 @@ class TestFile:
         path, events = tmp_path / "out.jsonl", [make_event(), make_event()]
         for event in events:
             async with opened(FilePublisher(path)) as publisher:
-                assert await publisher.publish([event]) == [PUBLISHED]
+                assert await publisher.publish(Batch.of([event])) == [PUBLISHED]
         assert path.read_bytes() == b"".join(map(json_line, events))
 
     @pytest.mark.asyncio
@@ -257,7 +263,7 @@ class TestFile:
         path, event = tmp_path / "out.jsonl", make_event()
         path.write_bytes(b'{"id":"0')
         async with opened(FilePublisher(path)) as publisher:
-            await publisher.publish([event])
+            await publisher.publish(Batch.of([event]))
         assert path.read_bytes() == b'{"id":"0\n' + json_line(event)
 
     @pytest.mark.asyncio
@@ -269,11 +275,11 @@ class TestFile:
 
         async with opened(FilePublisher(path)) as publisher:
             monkeypatch.setattr(os, "fsync", fail)
-            (outcome,) = await publisher.publish([event])
+            (outcome,) = await publisher.publish(Batch.of([event]))
             assert outcome.is_outage
             assert outcome.error == f"file {path}: Input/output error"
             monkeypatch.setattr(os, "fsync", fsync)
-            assert await publisher.publish([event]) == [PUBLISHED]
+            assert await publisher.publish(Batch.of([event])) == [PUBLISHED]
         assert set(ids(path.read_bytes())) == {str(event.id)}
 
     @pytest.mark.asyncio
@@ -289,9 +295,9 @@ class TestFile:
             patch.setattr(stdout_module, "FileIO", FullDisk)
             publisher = FilePublisher(path)
             await publisher.open()
-            (outcome,) = await publisher.publish([event])
+            (outcome,) = await publisher.publish(Batch.of([event]))
         assert outcome.error == f"file {path}: the disk is full; free some space"
-        assert await publisher.publish([event]) == [PUBLISHED]
+        assert await publisher.publish(Batch.of([event])) == [PUBLISHED]
         await publisher.close()
         assert path.read_bytes() == json_line(event)[:-20] + b"\n" + json_line(event)
 
@@ -299,9 +305,9 @@ class TestFile:
     async def test_a_rotated_file_is_made_anew(self, tmp_path: Path) -> None:
         path, events = tmp_path / "out.jsonl", [make_event(), make_event()]
         async with opened(FilePublisher(path)) as publisher:
-            await publisher.publish(events[:1])
+            await publisher.publish(Batch.of(events[:1]))
             path.rename(tmp_path / "out.1")
-            assert await publisher.publish(events[1:]) == [PUBLISHED]
+            assert await publisher.publish(Batch.of(events[1:])) == [PUBLISHED]
         assert path.read_bytes() == json_line(events[1])
 
     @pytest.mark.asyncio
@@ -310,7 +316,7 @@ class TestFile:
         folder.mkdir()
         async with opened(FilePublisher(folder / "out.jsonl")) as publisher:
             folder.rename(tmp_path / "other")
-            (outcome,) = await publisher.publish([make_event()])
+            (outcome,) = await publisher.publish(Batch.of([make_event()]))
         assert outcome.is_outage
         assert "No such file" in (outcome.error or "")
 

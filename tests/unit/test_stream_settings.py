@@ -1,11 +1,15 @@
 import re
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from pillarbox import maintenance as maintenance_package
+from pillarbox import relay as relay_package
 from pillarbox.errors import ConfigError
 from pillarbox.event import Mode
-from pillarbox.publisher import PublisherFeatures
+from pillarbox.publisher import Needs, PublisherFeatures
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import OnDead, Relay, Stream
 from pillarbox.stores.memory import MemoryStore
@@ -105,6 +109,33 @@ def test_each_start_of_a_relay_has_a_name_of_its_own() -> None:
     one, other = (Relay(MemoryStore(), [stream()], name="relay") for _ in range(2))
     assert one.name != other.name
     assert one.name.startswith("relay-")
+
+
+@pytest.mark.parametrize("package", [relay_package, maintenance_package])
+def test_no_log_line_goes_past_the_logger_that_a_relay_is_given(package: ModuleType) -> None:
+    (folder,) = package.__path__
+    for path in Path(folder).rglob("*.py"):
+        assert not re.search(r"\blog\.(debug|info|warning|error|exception|log)\(", path.read_text()), path.name
+
+
+def test_what_a_stream_needs_reaches_its_publisher() -> None:
+    asked: list[Needs] = []
+
+    class Asked(MemoryPublisher):
+        def prepared(self, needs: Needs) -> MemoryPublisher:
+            asked.append(needs)
+            return self
+
+    to = Asked()
+    Relay(
+        MemoryStore(),
+        [
+            stream(name="a", to=to),
+            stream(name="b", to=to, slots=20, on_dead="block"),
+            stream(name="c", to=to, mode="queue", concurrency=3, slots=20, on_dead="park"),
+        ],
+    )
+    assert asked == [Needs("a", 8, False), Needs("b", 20, True), Needs("c", 3, True)]
 
 
 def test_a_function_is_no_destination() -> None:

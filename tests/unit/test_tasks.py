@@ -1,4 +1,4 @@
-"""Tasks that are told to end, and a driver that makes an error of its own of that."""
+"""Tasks that are cancelled, and a driver that turns a cancellation into an error of its own."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ import pytest
 
 from pillarbox.errors import StoreDown
 from pillarbox.stores.mongo.wake import Watcher
-from pillarbox.tasks import ended, to_its_end
+from pillarbox.tasks import ended, run_to_completion
 
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_task_that_loses_its_first_cancellation_ends_all_the_same() -> None:
+async def test_a_task_that_loses_its_first_cancellation_still_ends() -> None:
     cancelled = 0
 
     async def deaf() -> None:
@@ -75,7 +75,7 @@ async def test_a_change_stream_that_loses_its_cancellation_does_not_keep_the_wor
     assert changes.opened == 1
 
 
-async def test_a_transaction_runs_to_its_end_however_often_it_is_cancelled() -> None:
+async def test_a_transaction_runs_to_completion_although_it_is_cancelled_three_times() -> None:
     goes_on = asyncio.Event()
     done: list[str] = []
 
@@ -83,7 +83,7 @@ async def test_a_transaction_runs_to_its_end_however_often_it_is_cancelled() -> 
         await goes_on.wait()
         done.append("committed")
 
-    task = asyncio.create_task(to_its_end(work()))
+    task = asyncio.create_task(run_to_completion(work()))
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()

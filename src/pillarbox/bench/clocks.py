@@ -1,18 +1,26 @@
-"""Clocks around the store and the destination of a relay."""
+"""Observers that measure a relay, and a destination that costs nothing."""
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 from uuid import UUID
 
-from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, Outcome, Publisher, PublisherFeatures
-from pillarbox.store import Claim, Grant, Settlement, Store
+from pillarbox.batch import Batch
+from pillarbox.observe import Observer
+from pillarbox.publisher import PUBLISHED, Outcome, Publisher
+from pillarbox.store import Claim, ClaimResults, Grant, Settlement
+
+
+class DrainClock(Protocol):
+    """Measures a drain: from its first read to the settle of its last event."""
+
+    def begin(self) -> None: ...
+    def settle(self, events: int) -> None: ...
 
 
 class Clock:
-    """One drain: from its first read to the settle of its last event."""
+    """The clock of one drain of ``events`` events."""
 
     def __init__(self, events: int) -> None:
         self.settled = 0
@@ -33,89 +41,52 @@ class Clock:
             self.done.set()
 
 
-class DrainClock(Protocol):
-    """What a timed store tells."""
+class DrainObserver(Observer):
+    """Starts a clock at the first read and counts settled events on it."""
 
-    def begin(self) -> None: ...
-    def settle(self, events: int) -> None: ...
-
-
-class TimedStore:
-    """A store that tells a clock of what a relay reads and settles."""
-
-    def __init__(self, store: Store, clock: DrainClock) -> None:
-        self._store = store
+    def __init__(self, clock: DrainClock) -> None:
         self._clock = clock
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def read(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+    def before_read(self, grants: Sequence[Grant]) -> None:
         self._clock.begin()
-        return await self._store.read(grant, limit, max_bytes)
 
-    async def settle(self, grant: Grant, settlement: Settlement) -> Collection[str]:
-        aside = await self._store.settle(grant, settlement)
-        self._clock.settle(len(settlement.published))
-        return aside
+    def after_settle(self, settlements: Sequence[Settlement], lost: Sequence[Settlement], seconds: float) -> None:
+        self._clock.settle(_published(settlements) - _published(lost))
 
-    async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
+    def before_claim(self, stream: str) -> None:
         self._clock.begin()
-        return await self._store.claim(stream, shard, worker, limit, seconds)
 
-    async def settle_claims(self, claims: Sequence[Claim], settlement: Settlement, refund: Sequence[UUID] = ()) -> int:
-        refused = await self._store.settle_claims(claims, settlement, refund)
-        self._clock.settle(len(settlement.published))
-        return refused
+    def after_settle_claims(self, claims: Sequence[Claim], results: ClaimResults, refused: int, seconds: float) -> None:
+        self._clock.settle(len(results.published))
 
 
-class Witness:
-    """A destination that notes what it was given and when it was done; the first error is told."""
+def _published(settlements: Sequence[Settlement]) -> int:
+    return sum(len(settlement.published) for settlement in settlements)
 
-    def __init__(self, publisher: Publisher, on_error: Callable[[str], None]) -> None:
-        self.sizes: list[int] = []  # of the batches
+
+class PublishObserver(Observer):
+    """Notes the sizes of batches and when events were acknowledged; ``on_error`` is called with errors."""
+
+    def __init__(self, on_error: Callable[[str], None]) -> None:
+        self.sizes: list[int] = []
         self.acknowledged: dict[UUID, float] = {}
         self.keeps_instants = False
-        self._publisher = publisher
         self._on_error = on_error
 
-    @property
-    def features(self) -> PublisherFeatures:
-        return self._publisher.features
-
-    @property
-    def description(self) -> str:
-        return self._publisher.description
-
-    async def open(self) -> None:
-        await self._publisher.open()
-
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes = await self._publisher.publish(events)
+    def after_publish(self, batch: Batch, outcomes: Sequence[Outcome], seconds: float) -> None:
         if self.keeps_instants:
-            self.acknowledged.update(dict.fromkeys([event.id for event in events], time.monotonic()))
-        self.sizes.append(len(events))
-        if outcomes.count(PUBLISHED) != len(events):
+            self.acknowledged.update(dict.fromkeys([event.id for event in batch], time.monotonic()))
+        self.sizes.append(len(batch))
+        if outcomes.count(PUBLISHED) != len(batch):
             error = next((outcome.error for outcome in outcomes if outcome.error), None)
             if error is not None:
                 self._on_error(error)
-        return outcomes
-
-    async def close(self) -> None:
-        await self._publisher.close()
 
 
-class Nowhere:
-    """A destination that takes everything at once, so that the database alone is measured."""
+class Nowhere(Publisher):
+    """A destination that takes everything at once, so that only the database is measured."""
 
-    features = PublisherFeatures()
     description = "memory"
 
-    async def open(self) -> None:
-        """Nothing to connect to."""
-
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return [PUBLISHED] * len(events)
-
-    async def close(self) -> None:
-        """Nothing to let go of."""
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return [PUBLISHED] * len(batch)

@@ -1,4 +1,4 @@
-"""What was measured, and how it is told."""
+"""The figures of a bench."""
 
 import math
 import statistics
@@ -13,10 +13,10 @@ _STATUS: Final = Path("/proc/self/status")
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured.
+    """The size of a bench.
 
-    events: of one backlog. bytes: of a payload. rate: events written in a second while the latency is measured, for so
-    many seconds.
+    events: of one backlog. bytes: of a payload. rate, seconds: of the latency test, which writes ``rate`` events a
+    second.
     """
 
     events: int = 20_000
@@ -27,24 +27,24 @@ class Scale:
 
     @property
     def single_writes(self) -> int:
-        """How many events of a backlog are written one by one, which takes long."""
+        """The number of events of a backlog that are written one by one, which takes long."""
         return max(1, min(1000, self.events // 10))
 
     @property
     def write_batch(self) -> int:
-        """How many of the others are written together: as many as fit into one packet of every database."""
+        """The number of events in a batch: as many as fit into one packet of every database."""
         return max(1, min(500, 4_000_000 // self.bytes))
 
 
 @dataclass(slots=True)
 class Figures:
-    """One number for each round; of the latencies, in seconds, one for each event."""
+    """One number for each round; latencies, in seconds, have one for each event."""
 
     scale: Scale
     write_single: list[float] = field(default_factory=list)
     write_batch: list[float] = field(default_factory=list)
     drain: list[float] = field(default_factory=list)
-    drain_floor: list[float] = field(default_factory=list)  # none: there is no destination to compare with
+    drain_floor: list[float] = field(default_factory=list)  # empty: there is no destination to compare with
     cpu_us_per_event: list[float] = field(default_factory=list)
     rate: list[float] = field(default_factory=list)
     write_seconds: list[float] = field(default_factory=list)
@@ -93,9 +93,9 @@ def _short(number: float) -> float:
 
 
 def peak_memory_mb() -> float | None:
-    """The most memory that this process ever had; none where the system does not tell."""
+    """The peak of this process's memory; None where the system does not report it."""
     try:
-        # Better than getrusage, whose maximum begins with that of the process that started this one.
+        # Not getrusage: its maximum starts with that of the parent process.
         lines = _STATUS.read_text().splitlines()
         return round(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024, 1)
     except (OSError, StopIteration):

@@ -1,4 +1,4 @@
-"""The measurements: writing, draining a backlog, and how soon an event is at its destination."""
+"""The measurements: writing, draining a backlog, and latency to the destination."""
 
 import asyncio
 import itertools
@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from pillarbox.bench.clocks import Clock, Nowhere, TimedStore, Witness
+from pillarbox.batch import Batch
+from pillarbox.bench.clocks import Clock, DrainObserver, Nowhere, PublishObserver
 from pillarbox.bench.figures import Figures, Scale
 from pillarbox.bench.own_outbox import BenchFailed, Make, own_outbox
 from pillarbox.errors import DestinationDown
 from pillarbox.event import Event, Mode
+from pillarbox.observe import Observer, Observers, observed_publisher
 from pillarbox.outbox import Outbox
 from pillarbox.publisher import Publisher
 from pillarbox.relay import Relay, Stream
-from pillarbox.relay.supervisor import publisher_of, seldom_collecting
-from pillarbox.relay.worker import close
+from pillarbox.relay.destination import close, publisher_of
+from pillarbox.relay.relay import relaxed_gc
 from pillarbox.store import Store
 
 TYPE: Final = "pillarbox.bench"
@@ -27,15 +29,15 @@ _LOOK_SECONDS: Final = 0.2
 _CLOSE_SECONDS: Final = 10.0
 _GRACE_SECONDS: Final = 2.0
 _WARM_SECONDS: Final = 0.5
-# Of the floor, which is handed over in parts that fit into memory.
+# The floor is measured in parts that fit into memory.
 _PART_BYTES: Final = 32_000_000
-_EVENT_BYTES: Final = 1000  # about, of an event without its payload
+_EVENT_BYTES: Final = 1000  # approximate size of an event without its payload
 
 OnProgress = Callable[[str, int], None]
 
 
 def no_progress(doing: str, done: int) -> None:
-    """Nobody looks."""
+    """Show nothing."""
 
 
 async def measure(
@@ -46,9 +48,9 @@ async def measure(
     keep_published_seconds: float = 86_400.0,
     on_progress: OnProgress = no_progress,
 ) -> tuple[Figures, dict[str, str]]:
-    """The figures, and what they were measured on. The events arrive at the destination of the stream.
+    """The figures, and a description of the store, its server and the destination. The events reach the destination.
 
-    make: a store on the outbox of a prefix. stream: to ``Nowhere()``, which has no floor, measures the database alone.
+    make: a store on the outbox of a prefix. stream: with ``Nowhere()`` as destination only the database is measured.
     """
     publisher = publisher_of(stream)
     events = Events(stream.name, scale.bytes)
@@ -64,7 +66,7 @@ async def measure(
 
 
 class Events:
-    """Makes events of one size; what is in them no destination can compress."""
+    """Makes events of one size. Their content cannot be compressed."""
 
     def __init__(self, stream: str, size: int) -> None:
         self._outbox = Outbox(payload_limit=max(size, 1))
@@ -93,11 +95,11 @@ async def _open(publisher: Publisher) -> None:
 
 
 async def _probe(publisher: Publisher, events: Events) -> None:
-    """One event, before anything is made: most that can be wrong with a destination is wrong from the start."""
+    """Publish one event before anything is made: most errors of a destination show at once."""
     await _open(publisher)
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            (outcome,) = await publisher.publish(events(1))
+            (outcome,) = await publisher.publish(Batch.of(events(1)))
     except TimeoutError:
         raise BenchFailed(
             f"{publisher.description} did not acknowledge an event in {_PATIENCE_SECONDS:.0f} s; see whether it is well"
@@ -113,7 +115,7 @@ def _refused(publisher: Publisher, error: str) -> BenchFailed:
 
 
 class _Bench:
-    """One run on an outbox that is there."""
+    """One bench on an existing outbox."""
 
     def __init__(
         self, writer: Store, store: Store, stream: Stream, scale: Scale, events: Events, keep_seconds: float
@@ -125,10 +127,13 @@ class _Bench:
         self._keep_seconds = keep_seconds
         self._publisher = cast(Publisher, stream.to)
         self._has_floor = not isinstance(self._publisher, Nowhere)
-        self._witness = Witness(self._publisher, self._refused)
-        self._stream = replace(stream, to=self._witness)
+        self._observer = PublishObserver(self._refused)
+        self._direct = observed_publisher(
+            self._publisher, Observers([self._observer])
+        )  # for the floors, without a relay
+        self._stream = stream
         calls = self._publisher.features.calls
-        # The most that the relay calls at once.
+        # The most calls that the relay makes at once.
         self._calls = stream.concurrency if stream.mode is Mode.QUEUE else min(stream.slots or calls, calls)
         self._figures = Figures(scale)
         self._round = ""
@@ -143,13 +148,13 @@ class _Bench:
         measuring.add_done_callback(lambda _: self._over.set())
         watching = asyncio.create_task(self._watch(on_progress), name="pillarbox-bench-watch")
         try:
-            with seldom_collecting():
+            with relaxed_gc():
                 await self._over.wait()
         finally:
             self._over.set()
             watching.cancel()
             if not measuring.done():
-                # Once only: it is then busy with stopping its relay.
+                # Cancel it only once: it is then stopping its relay.
                 measuring.cancel()
                 await asyncio.wait([measuring])
             came_of_it = None if measuring.cancelled() else measuring.exception()
@@ -183,7 +188,7 @@ class _Bench:
         self._so_far = so_far or (lambda: self._done)
 
     def _count(self, events: int) -> None:
-        # A driver can lose the cancellation that it was given.
+        # A driver can swallow a cancellation.
         if self._over.is_set():
             raise asyncio.CancelledError
         self._done += events
@@ -200,7 +205,7 @@ class _Bench:
         return figures
 
     async def _write(self, doing: str, events: int, batch: int) -> float:
-        """Events per second. Making them belongs to it, as it does in an application."""
+        """Events per second, including the time to make them, as in an application."""
         self._begin(doing)
         begun = time.monotonic()
         for start in range(0, events, batch):
@@ -209,10 +214,11 @@ class _Bench:
             self._count(len(some))
         return events / (time.monotonic() - begun)
 
-    def _relay(self, store: Any) -> Relay:
+    def _relay(self, *observers: Observer) -> Relay:
         return Relay(
-            cast(Store, store),
+            self._store,
             [self._stream],
+            observers=[self._observer, *observers],
             name="bench",
             keep_published_seconds=self._keep_seconds,
             grace_seconds=_GRACE_SECONDS,
@@ -221,19 +227,19 @@ class _Bench:
     async def _drain(self) -> None:
         events, clock = self._scale.events, Clock(self._scale.events)
         self._begin("draining", lambda: clock.settled)
-        self._witness.sizes.clear()
-        async with self._relay(TimedStore(self._store, clock)):
+        self._observer.sizes.clear()
+        async with self._relay(DrainObserver(clock)):
             await clock.done.wait()
         self._figures.drain.append(events / clock.seconds)
         self._figures.cpu_us_per_event.append(1e6 * clock.cpu_seconds / events)
         if self._has_floor:
-            self._figures.drain_floor.append(await self._hand_over(list(self._witness.sizes)))
+            self._figures.drain_floor.append(await self._hand_over(list(self._observer.sizes)))
 
     async def _hand_over(self, sizes: Sequence[int]) -> float:
-        """Events per second, straight to the destination: the relay's batches, as many at once as it serves."""
+        """Events per second straight to the destination, in the relay's batches and with as many calls at once."""
         self._begin("handing over without a database")
         seconds = 0.0
-        await _open(self._witness)
+        await _open(self._direct)
         try:
             for part in self._parts(sizes):
                 batches = iter([self._events(size) for size in part])
@@ -241,7 +247,7 @@ class _Bench:
                 await asyncio.gather(*(self._hand(batches) for _ in range(self._calls)))
                 seconds += time.monotonic() - begun
         finally:
-            await close(self._witness, _CLOSE_SECONDS)
+            await close(self._direct, _CLOSE_SECONDS)
         return sum(sizes) / seconds
 
     def _parts(self, sizes: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -256,44 +262,44 @@ class _Bench:
 
     async def _hand(self, batches: Iterator[Sequence[Event]]) -> None:
         for batch in batches:
-            await self._witness.publish(batch)
+            await self._direct.publish(Batch.of(batch))
             self._count(len(batch))
 
     async def _latency(self) -> None:
-        witness, figures = self._witness, self._figures
-        witness.keeps_instants = True
+        observer, figures = self._observer, self._figures
+        observer.keeps_instants = True
         self._begin("writing at an even pace")
-        async with self._relay(self._store) as relay:
+        async with self._relay() as relay:
             await relay.drain()
             await self._pace(min(_WARM_SECONDS, self._scale.seconds), self._write_one)
             begun = time.monotonic()
             written = await self._pace(self._scale.seconds, self._write_one)
             figures.rate.append(len(written) / max(time.monotonic() - begun, self._scale.seconds))
-            self._begin("waiting for the last", lambda: len(witness.acknowledged))
+            self._begin("waiting for the last", lambda: len(observer.acknowledged))
             await relay.drain()
         figures.write_seconds += [committed - begun for _, begun, committed in written]
-        # The relay can be done before its writer, in the same process, has its turn to look at the clock.
+        # In one process the relay can be done before the writer looks at the clock.
         figures.acknowledge_seconds += [
-            max(0.0, witness.acknowledged[event.id] - committed) for event, _, committed in written
+            max(0.0, observer.acknowledged[event.id] - committed) for event, _, committed in written
         ]
-        witness.keeps_instants = False
-        witness.acknowledged.clear()
+        observer.keeps_instants = False
+        observer.acknowledged.clear()
         if self._has_floor:
             await self._latency_floor()
 
     async def _latency_floor(self) -> None:
         self._begin("handing over one by one")
-        await _open(self._witness)
+        await _open(self._direct)
         try:
             await self._pace(min(_WARM_SECONDS, self._scale.seconds), self._hand_one)
             handed = await self._pace(self._scale.seconds, self._hand_one)
         finally:
-            await close(self._witness, _CLOSE_SECONDS)
+            await close(self._direct, _CLOSE_SECONDS)
         self._figures.floor_seconds += [ended - begun for _, begun, ended in handed]
 
     async def _pace(self, seconds: float, send: Callable[[Event], Any]) -> list[tuple[Event, float, float]]:
-        """Each event with the instants before and after it was sent; those that are late follow at once, and those that
-        are not sent when the time is over are left out."""
+        """Each event with the instants before and after it was sent. Late events follow at once; when the time is over,
+        the rest is left out."""
         sent: list[tuple[Event, float, float]] = []
         start = time.monotonic()
         for number in range(max(1, round(self._scale.rate * seconds))):
@@ -311,4 +317,4 @@ class _Bench:
         await self._writer.add([event])
 
     async def _hand_one(self, event: Event) -> None:
-        await self._witness.publish([event])
+        await self._direct.publish(Batch.of([event]))

@@ -1,44 +1,36 @@
-"""An outbox that is there for a while, beside those of the user."""
+"""A temporary outbox beside those of the user."""
 
 import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from pillarbox.errors import PillarboxError
 from pillarbox.store import Store
-from pillarbox.tasks import to_its_end
+from pillarbox.tasks import run_to_completion
 
-# A whole name, so that nothing that a user has called bench_something is ever taken for one of these.
+# The whole name must match, so that a user's own outbox bench_something is never removed.
 _PREFIX: Final = re.compile(r"bench_[0-9a-f]{8}")
 _REMOVE_SECONDS: Final = 60.0
 
 
 class BenchFailed(PillarboxError):
-    """A measurement that could not be brought to its end."""
+    """A bench that could not be completed."""
 
 
-class OwnStore(Store, Protocol):
-    """A store whose outbox can be removed."""
-
-    async def remove(self) -> bool: ...
-    async def prefixes(self) -> Sequence[str]: ...
-    async def server_version(self) -> str: ...
-
-
-Make: TypeAlias = Callable[[str], OwnStore]  # a store on the outbox of that prefix
+Make: TypeAlias = Callable[[str], Store]  # a store on the outbox of that prefix
 
 
 @asynccontextmanager
-async def own_outbox(make: Make) -> AsyncIterator[tuple[OwnStore, OwnStore]]:
-    """An outbox of a new name, as an application and as a relay see it; it is gone at the end of the block."""
+async def own_outbox(make: Make) -> AsyncIterator[tuple[Store, Store]]:
+    """A new outbox, as two stores: one for the writer and one for the relay. The end of the block removes it."""
     prefix = f"bench_{secrets.token_hex(4)}"
     writer, store = make(prefix), make(prefix)
     try:
-        # Called back half-way, a statement that is on its way to the server could make a table after the removal.
-        await to_its_end(writer.migrate())
+        # If it were cancelled half-way, a statement on its way to the server could make a table after the removal.
+        await run_to_completion(writer.migrate())
         await writer.open()
         await store.open()
         yield writer, store
@@ -47,7 +39,7 @@ async def own_outbox(make: Make) -> AsyncIterator[tuple[OwnStore, OwnStore]]:
         await _remove(writer, prefix)
 
 
-async def _remove(store: OwnStore, prefix: str) -> None:
+async def _remove(store: Store, prefix: str) -> None:
     try:
         async with asyncio.timeout(_REMOVE_SECONDS):
             await store.remove()
@@ -62,7 +54,7 @@ async def _remove(store: OwnStore, prefix: str) -> None:
 
 
 async def remains(make: Make) -> Sequence[str]:
-    """The prefixes of outboxes that runs which were killed have left; also of one that runs at this moment."""
+    """The prefixes of outboxes that killed runs have left, and of runs that are going on now."""
     store = make("bench")
     try:
         return [prefix for prefix in await store.prefixes() if _PREFIX.fullmatch(prefix)]
@@ -71,7 +63,7 @@ async def remains(make: Make) -> Sequence[str]:
 
 
 async def clean(make: Make, prefixes: Sequence[str]) -> Sequence[str]:
-    """Remove these; those that were there."""
+    """Remove these outboxes. Returns those that existed."""
     removed = []
     for prefix in prefixes:
         store = make(prefix)

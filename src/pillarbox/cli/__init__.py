@@ -1,10 +1,10 @@
 """The command line: ``pillarbox``."""
 
 import errno
-import os
 import sys
 import traceback
 from collections.abc import Sequence
+from inspect import iscoroutine
 from typing import Any
 
 from pillarbox import __version__
@@ -22,16 +22,17 @@ from pillarbox.cli import (
     relay,
     schema,
     secrets,
+    session,
     status,
 )
-from pillarbox.cli.hints import NotFound
 from pillarbox.cli.parser import EXIT_CODES, Parser, commands
 from pillarbox.cli.settings import is_text
 from pillarbox.errors import ConfigError, DuplicateEvent, InvalidEvent, PillarboxError
+from pillarbox.operations import NotFound, SeveralStreams
 
 _SETTINGS = """settings:
   as flags, as variables PILLARBOX_STORE, PILLARBOX_TO, ..., and in pillarbox.toml (or --config FILE, PILLARBOX_CONFIG);
-  a flag counts more than a variable, and that more than the file
+  a flag overrides a variable, and a variable overrides the file
 
 """
 
@@ -40,7 +41,7 @@ def build() -> Parser:
     """The parser of all commands."""
     parser = Parser(
         "pillarbox",
-        description="A transactional outbox: its tables, its relay, its operators.",
+        description="A transactional outbox: make its tables, run its relay, operate it.",
         epilog=_SETTINGS + EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"pillarbox {__version__}")
@@ -60,7 +61,7 @@ def build() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code, as ``pillarbox --help`` explains it."""
+    """Run a command and return its exit code; ``pillarbox --help`` explains the codes."""
     output.prepare()
     try:
         parser = build()
@@ -69,43 +70,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if first.startswith("--") and first not in ("--help", "--version"):
             parser.error(f"options come after the command, as in `pillarbox status {first} ...`")
         chosen = parser.parse_args(words)
-        _refuse_what_is_no_text(chosen)
+        _refuse_invalid_text(chosen)
         logs.start("text", "warning")
-        code: int = chosen.run(chosen)
-        # Here, and not when the interpreter ends: a reader that has gone is met now.
+        code = chosen.run(chosen)
+        if iscoroutine(code):
+            code = session.run(code)
+        # Flush before the interpreter ends, so that a reader that has gone is noticed here.
         output.flush()
-        return code
+        return int(code)
     except PillarboxError as error:
         print(f"pillarbox: {secrets.masked(str(error))}", file=sys.stderr)
         if isinstance(error, NotFound):
             return 3
-        return 2 if isinstance(error, ConfigError | InvalidEvent | DuplicateEvent) else 1
+        return 2 if isinstance(error, ConfigError | InvalidEvent | DuplicateEvent | SeveralStreams) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _write_no_more()
+        output.drop()
         return 141
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _write_no_more()
+            output.drop()
             print(f"pillarbox: the output cannot be written ({error.strerror}); free some space", file=sys.stderr)
             return 1
         print(secrets.masked(traceback.format_exc()), end="", file=sys.stderr)
-        print("pillarbox: this was not foreseen; please report it with the lines above", file=sys.stderr)
+        print("pillarbox: unexpected error; please report it with the lines above", file=sys.stderr)
         return 1
 
 
-def _refuse_what_is_no_text(chosen: Any) -> None:
+def _refuse_invalid_text(chosen: Any) -> None:
     for name, value in vars(chosen).items():
-        # A payload is bytes, and so is a path.
+        # A payload and a path may be any bytes.
         if name in ("payload", "config"):
             continue
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and not is_text(text):
                 option = name.removeprefix("set_").replace("_", "-")
                 raise ConfigError(f"{option} is {text!r}, which is not UTF-8 text; correct it, or the locale")
-
-
-def _write_no_more() -> None:
-    """Not even what is left in the buffer when the interpreter ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,13 +1,13 @@
-"""``pillarbox bench``: what the user's own store and destination can do."""
+"""``pillarbox bench``: measures the user's own store and destination."""
 
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from pillarbox import __version__
-from pillarbox.cli import output
+from pillarbox.cli import output, relay
 from pillarbox.cli.output import Column, Progress
 from pillarbox.cli.parser import command
 from pillarbox.cli.session import run, store_maker
@@ -16,17 +16,29 @@ from pillarbox.errors import ConfigError
 from pillarbox.relay import Stream
 
 if TYPE_CHECKING:
-    from pillarbox.bench import Figures, Make, OwnStore, Scale
+    from pillarbox.bench import Figures, Make, Scale
+    from pillarbox.store import Store
 
 _HELP: Final = """
-It makes an outbox of its own beside yours, named bench_ and eight digits, fills it, has the real relay publish what is
-in it, and removes it again. Yours is not touched. The events DO arrive at the destination, with the type
-pillarbox.bench: give a topic of its own, as in --to 'kafka://host:9092?topic=bench'. Without a destination the database
-alone is measured."""
-# What decides how fast a relay is; the others mean nothing here.
+It makes an outbox of its own beside yours, named bench_ and eight digits. It fills that outbox, lets the real relay
+publish the events, and removes it again. Yours is not touched. The events DO arrive at the destination, with the type
+pillarbox.bench: give them a topic of their own, as in --to 'kafka://host:9092?topic=bench'. Without a destination only
+the database is measured."""
+# The settings that decide how fast a relay is.
 _WANTED: Final = (
     *("store", "schema", "shards", "listen_url", "wake_up", "pool_size", "statement_cache"),
-    *("to", "stream", "mode", "slots", "concurrency", "batch", "batch_bytes", "poll_seconds", "poll_limit_seconds"),
+    *(
+        "to",
+        "headers",
+        "stream",
+        "mode",
+        "slots",
+        "concurrency",
+        "batch",
+        "batch_bytes",
+        "poll_seconds",
+        "poll_limit_seconds",
+    ),
     "keep_published_seconds",
 )
 _NOT_OF_A_BENCH: Final = ("retry", "max_attempts", "stuck_seconds")
@@ -50,20 +62,20 @@ _RATES: Final = (
     *(Column(name, right=True) for name in ("events/s", "low", "high", "floor", "ratio")),
 )
 _LATENCIES: Final = (Column("what"), *(Column(name, right=True) for name in ("p50 ms", "p95 ms", "p99 ms")))
-_BUSY: Final = "Figures of a machine that is busy with something else are worth little."
+_BUSY: Final = "On a busy machine these figures are worth little."
 
 
 def add(group: Any) -> None:
     """Register the command."""
     parser = command(group, "bench", bench, "measure your own store and destination with the real relay", store=False)
     parser.description += _HELP
-    parser.add_argument("--events", type=int, default=20_000, metavar="N", help="of one backlog (20000)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="how often everything is measured (3)")
-    parser.add_argument("--bytes", type=int, default=250, metavar="N", help="of a payload (250)")
-    parser.add_argument("--rate", type=float, default=200.0, metavar="N", help="latency: events in a second (200)")
+    parser.add_argument("--events", type=int, default=20_000, metavar="N", help="events of one backlog (20000)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="number of measurements (3)")
+    parser.add_argument("--bytes", type=int, default=250, metavar="N", help="bytes of a payload (250)")
+    parser.add_argument("--rate", type=float, default=200.0, metavar="N", help="latency: events per second (200)")
     parser.add_argument("--seconds", type=float, default=5.0, metavar="N", help="latency: for how long (5)")
-    parser.add_argument("--clean", action="store_true", help="remove what runs have left that were killed")
-    parser.add_argument("--config", metavar="FILE", help="settings in TOML (pillarbox.toml, if there is one)")
+    parser.add_argument("--clean", action="store_true", help="remove the outboxes that killed runs have left")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with settings (pillarbox.toml, if it exists)")
     add_flags(parser, (STORE, RELAY, STREAM), _is_wanted)
 
 
@@ -76,10 +88,10 @@ def bench(chosen: Any) -> int:
     make = store_maker(settings)
     url = str(settings.get("store"))
     if url.startswith("memory:") or ":memory:" in url:
-        raise ConfigError("a store in memory has nothing to measure; name a database, for example sqlite:///shop.db")
+        raise ConfigError("a store in memory cannot be measured; name a database, for example sqlite:///shop.db")
 
-    def make_own(prefix: str) -> "OwnStore":
-        return cast("OwnStore", make(prefix=prefix))
+    def make_own(prefix: str) -> "Store":
+        return make(prefix=prefix)
 
     if chosen.clean:
         return run(_clean(chosen, make_own))
@@ -101,12 +113,15 @@ def _stream(settings: Settings) -> Stream:
 
     streams = settings.streams() or {"default": {}}
     if len(streams) > 1:
-        raise ConfigError(f"{settings.path} has {len(streams)} streams; say which with --stream: {', '.join(streams)}")
+        raise ConfigError(f"{settings.path} has {len(streams)} streams; choose one with --stream: {', '.join(streams)}")
     ((name, options),) = streams.items()
     if urlsplit(options.get("to", "")).scheme == "stdout":
-        raise ConfigError("standard output is for the figures; name another destination, or none")
+        raise ConfigError("standard output shows the figures; name another destination, or none")
     wanted = {key: value for key, value in options.items() if key not in _NOT_OF_A_BENCH}
-    return Stream(name, **{"to": Nowhere(), **wanted})
+    if "to" in wanted:
+        return relay.stream(name, wanted)
+    wanted.pop("headers", None)
+    return Stream(name, to=Nowhere(), **wanted)
 
 
 async def _bench(chosen: Any, settings: Settings, make: "Make", scale: "Scale", stream: Stream) -> int:
@@ -115,8 +130,8 @@ async def _bench(chosen: Any, settings: Settings, make: "Make", scale: "Scale", 
     left = await remains(make)
     if left:
         print(
-            f"pillarbox: other runs of the bench have {', '.join(left)} here; "
-            "if none runs now, remove that with `pillarbox bench --clean`",
+            f"pillarbox: other runs of the bench have left {', '.join(left)}; "
+            "if none is running now, remove them with `pillarbox bench --clean`",
             file=sys.stderr,
         )
     with _Line() as line:
@@ -131,7 +146,7 @@ async def _bench(chosen: Any, settings: Settings, make: "Make", scale: "Scale", 
 
 
 class _Line:
-    """What is being measured, on standard error and only if that is a terminal."""
+    """The current measurement, on standard error if that is a terminal."""
 
     def __init__(self) -> None:
         self._doing = ""
@@ -174,7 +189,7 @@ def _found(
 
 def _print(found: Mapping[str, Any]) -> None:
     drain, latency = found["drain"], found["latency"]
-    alone = "" if drain["floor"] else " (nothing leaves this process: the database alone is measured)"
+    alone = "" if drain["floor"] else " (nothing leaves this process: only the database is measured)"
     rounds = output.count(found["rounds"], "round")
     output.print_record(
         {
@@ -201,12 +216,12 @@ def _print(found: Mapping[str, Any]) -> None:
         rows.append(_latency("floor: straight to the destination", latency["floor_ms"]))
     output.print_table(_LATENCIES, rows)
     print()
-    asked = "" if latency["reached_rate"] > 0.95 * found["rate"] else f", of {found['rate']:g} that were asked for"
-    print(f"Latency of {latency['events']:,} events, written at {latency['reached_rate']:g} in a second{asked}.")
+    asked = "" if latency["reached_rate"] > 0.95 * found["rate"] else f" instead of {found['rate']:g}"
+    print(f"Latency of {latency['events']:,} events, written at {latency['reached_rate']:g} per second{asked}.")
     if drain["floor"]:
-        print("The floor is the same destination without a database; the ratio is the median of rounds (low-high).")
-    memory = "" if found["peak_memory_mb"] is None else f"; {found['peak_memory_mb']:.0f} MB of memory at the most"
-    print(f"Of this process, which also writes: {drain['cpu_us_per_event']:g} us of CPU for an event drained{memory}.")
+        print("Floor: the same destination without a database. Ratio: the median of the rounds (low-high).")
+    memory = "" if found["peak_memory_mb"] is None else f"; peak memory {found['peak_memory_mb']:.0f} MB"
+    print(f"This process, which also writes: {drain['cpu_us_per_event']:g} us of CPU per drained event{memory}.")
     print(_BUSY)
 
 
@@ -238,5 +253,5 @@ async def _clean(chosen: Any, make: "Make") -> int:
     elif removed:
         print(f"removed {output.count(len(removed), 'outbox', 'outboxes')} from {where}")
     else:
-        print(f"no bench has left an outbox in {where}")
+        print(f"no bench run has left an outbox in {where}")
     return 0

@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from pillarbox.cli import secrets
+from pillarbox.operations.records import iso
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def start(form: str, level: str) -> None:
-    """From here on everything that is logged goes to standard error."""
+    """Send all logs to standard error from now on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
@@ -23,8 +24,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _at(record: logging.LogRecord) -> str:
-    at = datetime.fromtimestamp(record.created, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return iso(datetime.fromtimestamp(record.created, UTC))
 
 
 class TextFormatter(logging.Formatter):

@@ -1,31 +1,32 @@
-"""``pillarbox prune`` and ``pillarbox rescue``: one run of what a relay does by itself."""
+"""``pillarbox prune`` and ``pillarbox rescue``: one run of a relay's maintenance."""
 
 from typing import Any
 
 from pillarbox.cli import output
 from pillarbox.cli.output import Progress
 from pillarbox.cli.parser import command
-from pillarbox.cli.session import open_store, run, seconds
+from pillarbox.cli.session import open_store
 from pillarbox.cli.settings import Settings
 from pillarbox.maintenance.prune import DAY_SECONDS, Prune, Pruned
 from pillarbox.maintenance.rescue import Rescue
+from pillarbox.operations import seconds
 
 
 def add(group: Any) -> None:
     """Register the commands."""
     pruning = command(group, "prune", prune, "delete published events and dead letters that are old enough")
-    pruning.add_argument("--keep", metavar="DURATION", help="keep events published since (keep_published_seconds, 24h)")
-    pruning.add_argument("--dead-keep", metavar="DURATION", help="keep letters dead since (keep_dead_seconds, 7d)")
+    pruning.add_argument(
+        "--keep", metavar="DURATION", help="how long published events are kept (keep_published_seconds, 24h)"
+    )
+    pruning.add_argument(
+        "--dead-keep", metavar="DURATION", help="how long dead letters are kept (keep_dead_seconds, 7d)"
+    )
     rescuing = command(group, "rescue", rescue, "take events of queue streams from workers that died or hang")
-    rescuing.add_argument("--stream", metavar="TEXT", help="of this stream only")
-    rescuing.add_argument("--stuck", metavar="DURATION", help="held for longer is stuck (stuck_seconds, 10m)")
+    rescuing.add_argument("--stream", metavar="TEXT", help="only this stream")
+    rescuing.add_argument("--stuck", metavar="DURATION", help="an event held for longer is stuck (stuck_seconds, 10m)")
 
 
-def prune(chosen: Any) -> int:
-    return run(_prune(chosen))
-
-
-async def _prune(chosen: Any) -> int:
+async def prune(chosen: Any) -> int:
     settings = Settings.of(chosen)
     keep = settings.get("keep_published_seconds", DAY_SECONDS)
     keep_dead = settings.get("keep_dead_seconds", 7 * DAY_SECONDS)
@@ -49,11 +50,7 @@ async def _prune(chosen: Any) -> int:
     return 0
 
 
-def rescue(chosen: Any) -> int:
-    return run(_rescue(chosen))
-
-
-async def _rescue(chosen: Any) -> int:
+async def rescue(chosen: Any) -> int:
     settings = Settings.of(chosen)
     configured = settings.streams()
     rows = []

@@ -1,4 +1,4 @@
-"""What people and scripts read: tables, records, JSON, and a line that shows progress."""
+"""The output of commands: tables, records, JSON, and a progress line."""
 
 import io
 import json
@@ -6,17 +6,16 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 _GAP: Final = "  "
-_LEAST: Final = 8  # to how many characters a column may shrink
+_LEAST: Final = 8  # characters that a column keeps when it shrinks
 _STDERR: Final = 2
 _RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 
 
 class Column(NamedTuple):
-    """A column of a table: the name of its field, its title, and how it behaves."""
+    """A column of a table."""
 
     name: str
     title: str | None = None
@@ -25,8 +24,8 @@ class Column(NamedTuple):
 
 
 def prepare() -> None:
-    """Make standard streams usable that are closed, or cannot write every character."""
-    # C code writes to these numbers, so that no file and no connection may get one.
+    """Make standard streams usable that are closed or cannot encode every character."""
+    # C code writes to these file descriptors, so no file and no connection may get one of them.
     while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(number)
@@ -43,6 +42,11 @@ def flush() -> None:
         sys.stdout.flush()
 
 
+def drop() -> None:
+    """Discard all further output, including the buffer that is written when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _is_unicode() -> bool:
     return sys.stdout is None or (sys.stdout.encoding or "utf-8").lower().startswith("utf")
 
@@ -55,13 +59,8 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=not _is_unicode(), default=str))
 
 
-def instant(value: datetime | None) -> str | None:
-    """As JSON has it: ISO 8601 in UTC."""
-    return None if value is None else value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def duration(seconds: float | None) -> str:
-    """For people: two digits are enough."""
+    """Seconds, minutes, hours or days, for people to read."""
     if seconds is None:
         return "-"
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
@@ -71,7 +70,7 @@ def duration(seconds: float | None) -> str:
 
 
 def shown(value: Any) -> str:
-    """One cell. What a terminal would obey is escaped: keys and errors come from outside."""
+    """The text of one cell. Control characters are escaped: keys and errors come from outside."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -82,7 +81,7 @@ def shown(value: Any) -> str:
 
 
 def colour(text: str, *, bad: bool = False) -> str:
-    """Marks what needs attention, on a terminal whose user has not declined colours."""
+    """The text in red (``bad``) or yellow, on a terminal and unless ``NO_COLOR`` is set."""
     if not _is_terminal() or os.environ.get("NO_COLOR"):
         return text
     return f"{_RED if bad else _YELLOW}{text}{_PLAIN}"
@@ -93,9 +92,9 @@ def print_table(
     rows: Sequence[Mapping[str, Any]],
     attention: Mapping[tuple[int, str], bool] | None = None,
 ) -> None:
-    """As wide as it needs to be in a pipe; on a terminal what does not fit is cut, or told line by line.
+    """In full in a pipe; cut to the width of a terminal, or one field per line if that is too narrow.
 
-    attention: cells (number of row, name of column) to be coloured; True: as bad.
+    attention: the cells (number of row, name of column) to colour; True: as bad.
     """
     cells = [[shown(row.get(column.name)) for column in columns] for row in rows]
     titles = [column.title or column.name for column in columns]
@@ -139,7 +138,7 @@ def _print_records(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> Non
 
 
 def print_record(fields: Mapping[str, Any]) -> None:
-    """One thing, a field per line; what it does not have is left out."""
+    """One field per line, without the empty ones."""
     there = {name: value for name, value in fields.items() if value not in (None, "", [], {})}
     width = max(map(len, there), default=0)
     for name, value in there.items():
@@ -147,7 +146,7 @@ def print_record(fields: Mapping[str, Any]) -> None:
 
 
 class Progress:
-    """A line that counts, on standard error and only if that is a terminal."""
+    """A counting line on standard error, if that is a terminal."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing

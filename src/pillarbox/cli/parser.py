@@ -1,23 +1,23 @@
-"""argparse, with one sentence for each mistake."""
+"""argparse with errors of one sentence."""
 
 import argparse
 import sys
 from typing import Any, NoReturn
 
-from pillarbox.cli.hints import hint
 from pillarbox.cli.settings import STORE, add_flags
+from pillarbox.hints import hint
 
 EXIT_CODES = """exit codes:
   0    done
-  1    it failed: the database is away or refuses, a check of `status` did not pass
-  2    called or configured wrongly
-  3    what was asked for is not there
+  1    failed: the database cannot be reached or refuses, or a check of `status` did not pass
+  2    wrong arguments or settings
+  3    not found
   130  ended by Ctrl-C
-  141  whoever read the output has gone"""
+  141  the reader of the output has gone"""
 
 
 class Parser(argparse.ArgumentParser):
-    """Long options are written out, so that a new one cannot change what a script means."""
+    """Long options must be written out, so that a new option cannot change the meaning of a script."""
 
     def __init__(self, *names: Any, **options: Any) -> None:
         options.setdefault("allow_abbrev", False)
@@ -30,14 +30,14 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Nothing unknown is passed on: the command that it was given to knows what could have been meant."""
+        """Refuse unknown arguments here, where the options of this command are known for a hint."""
         chosen, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
             if name.startswith("-") and name != "-":
                 meant = hint(name, [each for each in self._option_string_actions if each.startswith("--")], " ").strip()
                 self.error(f"`{self.prog}` has no option {name}{'; ' if meant else ''}{meant}")
-            self.error(f"`{self.prog}` has no use for {name!r}")
+            self.error(f"`{self.prog}` takes no argument {name!r}")
         return chosen, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -48,15 +48,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def commands(parser: argparse.ArgumentParser, title: str = "commands") -> Any:
-    """Where the commands of this parser are registered."""
+    """The group in which the commands of this parser are registered."""
     return parser.add_subparsers(title=title, metavar="COMMAND", required=True, parser_class=Parser)
 
 
 def command(group: Any, name: str, run: Any, text: str, *, json: bool = True, store: bool = True) -> Any:
-    """A command with the options that all have."""
+    """Register a command with the options that all commands have.
+
+    run: a function from the arguments to the exit code; it may be async.
+    """
     parser = group.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     if store:
-        parser.add_argument("--config", metavar="FILE", help="settings in TOML (pillarbox.toml, if there is one)")
+        parser.add_argument("--config", metavar="FILE", help="a TOML file with settings (pillarbox.toml, if it exists)")
         add_flags(parser, (STORE,), lambda setting: setting.name in ("store", "prefix", "schema"))
     if json:
         parser.add_argument("--json", action="store_true", help="print JSON")

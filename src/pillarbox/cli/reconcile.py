@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pillarbox.cli import output, secrets
-from pillarbox.cli.hints import NotFound
 from pillarbox.cli.output import Column, Progress
 from pillarbox.cli.parser import command
-from pillarbox.cli.relay import load
 from pillarbox.cli.session import run
 from pillarbox.errors import ConfigError, PillarboxError
+from pillarbox.imports import load
 from pillarbox.maintenance.check import Check
 from pillarbox.maintenance.reconcile import Reconcile, Reconciled
+from pillarbox.operations import NotFound
 from pillarbox.relay import Relay
 
 _COLUMNS: Final = (
@@ -31,14 +31,16 @@ def add(group: Any) -> None:
         "target", metavar="MODULE:ATTRIBUTE", help="a Relay with checks in your code, or a function that makes one"
     )
     parser.add_argument("--check", metavar="NAME", help="this check only")
-    parser.add_argument("--dry-run", action="store_true", help="tell what is missing, and write nothing")
-    parser.add_argument("--limit", type=int, metavar="N", help="emit so many of each check at the most (its own limit)")
+    parser.add_argument("--dry-run", action="store_true", help="count the missing events, and write nothing")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="emit at most this many events of each check (its own limit)"
+    )
 
 
 def reconcile(chosen: Any) -> int:
     if chosen.limit is not None and chosen.limit < 1:
         raise ConfigError(f"--limit is {chosen.limit}; use 1 or more")
-    relay = load(chosen.target)
+    relay = load(chosen.target, Relay, "a Relay")
     return run(_reconcile(chosen, relay, _checks(chosen, relay)))
 
 

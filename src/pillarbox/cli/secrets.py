@@ -5,13 +5,13 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 _SECRET_OPTION: Final = re.compile(r"pass|secret|token|key|credential", re.IGNORECASE)
-_SHORTEST: Final = 4  # a shorter one is a part of too many words
+_SHORTEST: Final = 4  # a shorter secret would be found in too many words
 
 _known: set[str] = set()
 
 
 def remember(url: str) -> None:
-    """From here on the secrets of this URL are masked."""
+    """Mask the secrets of this URL from now on."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -27,14 +27,14 @@ def remember(url: str) -> None:
 
 
 def masked(text: str) -> str:
-    """The text without any secret that is known."""
+    """The text without the known secrets."""
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
 
 
 def is_garbled(url: str) -> bool:
-    """Whether a password with unescaped characters has cut this URL in the wrong places."""
+    """Whether the URL is not valid, for example because of unescaped characters in its password."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -50,9 +50,3 @@ def has_password(url: str) -> bool:
     parts = urlsplit(url)
     user = parts.netloc.rpartition("@")[0]
     return ":" in user or any(_SECRET_OPTION.search(name) for name, _ in parse_qsl(parts.query))
-
-
-def place(url: str) -> str:
-    """A destination in two words, without its secrets and options: ``kafka localhost:9092``."""
-    parts = urlsplit(url)
-    return f"{parts.scheme} {parts.netloc.rpartition('@')[2]}{parts.path}".strip()

@@ -1,4 +1,4 @@
-"""Settings of the command line: one table for flags, the environment and the file, in this order of weight."""
+"""Settings of the command line: flags override the environment, and that overrides the file."""
 
 import os
 import tomllib
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pillarbox.cli import secrets
-from pillarbox.cli.hints import hint
 from pillarbox.errors import ConfigError
+from pillarbox.hints import hint
 
 FILE: Final = "pillarbox.toml"
 PREFIX: Final = "PILLARBOX_"
-# The project's own tests use the first two; Kubernetes sets the others where a service is named pillarbox.
+# The project's own tests use the first two; Kubernetes sets the others for a service that is named pillarbox.
 _NOT_OURS: Final = ("PILLARBOX_TEST_", "PILLARBOX_CACHE", "PILLARBOX_SERVICE_", "PILLARBOX_PORT")
 
 STORE, RELAY, STREAM, LOG = "store", "relay", "stream", "log"
@@ -42,33 +42,45 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     setting.name: setting
     for setting in (
         Setting("store", str, STORE, "where the outbox is, for example postgresql://user@host/database", secret=True),
-        Setting("prefix", str, STORE, "what the names of its tables start with (outbox)"),
-        Setting("schema", str, STORE, "the database schema that they stand in"),
-        Setting("shards", int, STORE, "shards of a new outbox (16)", low=1),
-        Setting("listen_url", str, STORE, "PostgreSQL behind a pooler: where to LISTEN", secret=True),
-        Setting("wake_up", bool, STORE, "PostgreSQL: false polls only (true)"),
-        Setting("pool_size", int, STORE, "PostgreSQL: connections at the most (10)", low=1),
-        Setting("statement_cache", int, STORE, "PostgreSQL: prepared statements that are kept (256)", low=0),
-        Setting("stream", str, RELAY, "serve this stream only (all that are configured, or 'default')"),
-        Setting("name", str, RELAY, "starts the worker's name (the host's name)"),
+        Setting("prefix", str, STORE, "prefix of the names of its tables (outbox)"),
+        Setting("schema", str, STORE, "the database schema of its tables"),
+        Setting("shards", int, STORE, "number of shards of a new outbox (16)", low=1),
+        Setting("listen_url", str, STORE, "PostgreSQL behind a pooler: a direct URL for LISTEN", secret=True),
+        Setting("wake_up", bool, STORE, "PostgreSQL: false only polls (true)"),
+        Setting("pool_size", int, STORE, "PostgreSQL: most connections (10)", low=1),
+        Setting("statement_cache", int, STORE, "PostgreSQL: number of prepared statements to keep (256)", low=0),
+        Setting("stream", str, RELAY, "serve only this stream (all streams of the settings, or 'default')"),
+        Setting("name", str, RELAY, "beginning of the worker's name (the host's name)"),
         Setting("keep_published_seconds", float, RELAY, "how long published events are kept (86400)", low=0),
         Setting("keep_dead_seconds", float, RELAY, "how long dead letters are kept (604800)", low=0),
-        Setting("prune_seconds", float, RELAY, "between two prunes (3600)", low=0.001),
-        Setting("watch_seconds", float, RELAY, "between two looks for streams that no relay serves (60)", low=0.001),
-        Setting("grace_seconds", float, RELAY, "how long a stop waits for what is under way (20)", low=0),
-        Setting("to", str, STREAM, "where events go, for example kafka://host:9092?topic=orders", secret=True),
+        Setting("prune_seconds", float, RELAY, "interval of pruning (3600)", low=0.001),
+        Setting("watch_seconds", float, RELAY, "interval of looking for streams that no relay serves (60)", low=0.001),
+        Setting(
+            "rescue_seconds", float, RELAY, "queue streams: interval of rescuing (a third of the lease)", low=0.001
+        ),
+        Setting("grace_seconds", float, RELAY, "how long a stop waits for running turns (20)", low=0),
+        Setting(
+            "to",
+            str,
+            STREAM,
+            "where events go: kafka://host:9092?topic=orders, or MODULE:ATTRIBUTE in your code",
+            secret=True,
+        ),
+        Setting("headers", str, STREAM, "the header builder of a destination's URL, as MODULE:ATTRIBUTE in your code"),
         Setting("mode", str, STREAM, "ordered or queue (ordered)", choices=("ordered", "queue")),
-        Setting("slots", int, STREAM, "turns at once in an ordered stream (as many as the publisher serves)"),
-        Setting("concurrency", int, STREAM, "events at once in a queue stream (8)"),
-        Setting("batch", int, STREAM, "the most events that one turn reads (2000)"),
-        Setting("batch_bytes", int, STREAM, "the most bytes that one turn reads (4000000)"),
+        Setting("slots", int, STREAM, "ordered streams: turns at once (as many as the publisher serves)"),
+        Setting("concurrency", int, STREAM, "queue streams: events at once (8)"),
+        Setting("batch", int, STREAM, "most events in one turn (2000)"),
+        Setting("batch_bytes", int, STREAM, "most bytes in one turn (4000000)"),
         Setting("retry", str, STREAM, "exponential, fixed:seconds=30 or linear:step_seconds=5 (exponential)"),
-        Setting("max_attempts", int, STREAM, "tries before an event is dead (5)"),
+        Setting("max_attempts", int, STREAM, "attempts before an event is dead (5)"),
         Setting("on_dead", str, STREAM, "skip, block or park (skip)", choices=("skip", "block", "park")),
-        Setting("lease_seconds", float, STREAM, "how long a worker that died keeps what it had (60)"),
-        Setting("poll_seconds", float, STREAM, "between two looks when idle, at first (0.1)"),
-        Setting("poll_limit_seconds", float, STREAM, "between two looks when idle, at the most (2)"),
-        Setting("stuck_seconds", float, STREAM, "queue streams: an event held for longer is taken away (600)"),
+        Setting("lease_seconds", float, STREAM, "how long a dead worker keeps its shards or events (60)"),
+        Setting("poll_seconds", float, STREAM, "interval of polling when idle, at first (0.1)"),
+        Setting("poll_limit_seconds", float, STREAM, "longest interval of polling when idle (2)"),
+        Setting(
+            "stuck_seconds", float, STREAM, "queue streams: an event held for longer is taken from its worker (600)"
+        ),
         Setting("log_format", str, LOG, "text or json (text)", choices=("text", "json")),
         Setting("log_level", str, LOG, "debug, info, warning or error", choices=("debug", "info", "warning", "error")),
     )
@@ -79,14 +91,14 @@ _BOOLS: Final = {"true": True, "false": False}
 
 
 class Given(NamedTuple):
-    """A value, and where it was said."""
+    """A value and its origin."""
 
     value: Any
     origin: str
 
 
 def is_text(text: str) -> bool:
-    """Whether it was UTF-8 where it came from: the shell and the environment hand on any bytes."""
+    """Whether it is valid Unicode: the shell and the environment may pass on any bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -133,7 +145,7 @@ def _checked(setting: Setting, value: Any, origin: str) -> Given:
 
 
 class Settings:
-    """All that was said, each with its origin."""
+    """The settings that were given, each with its origin."""
 
     def __init__(self, flags: Mapping[str, str], environment: Mapping[str, str], config: str | None = None) -> None:
         self.flags = {name: _from_text(SETTINGS[name], text, SETTINGS[name].flag) for name, text in flags.items()}
@@ -163,19 +175,19 @@ class Settings:
         return default if found is None else found.value
 
     def scope(self, scope: str) -> dict[str, Any]:
-        """What was said about the settings of this scope."""
+        """The given settings of this scope."""
         found = {name: self.given(name) for name, setting in SETTINGS.items() if setting.scope == scope}
         return {name: given.value for name, given in found.items() if given is not None}
 
     def streams(self) -> dict[str, dict[str, Any]]:
-        """The streams that are configured, each with what was said about it; none: nothing says where events go."""
+        """The streams by name, each with its given settings; empty if there are none."""
         chosen = self.given("stream")
         if not self.tables:
             own = self.scope(STREAM)
             return {chosen.value if chosen else "default": own} if own or chosen else {}
         if chosen is not None and chosen.value not in self.tables:
             raise ConfigError(
-                f"{chosen.origin} is {chosen.value!r}, which is not a stream of {self.path}; "
+                f"{chosen.origin} is {chosen.value!r}, which is no stream of {self.path}; "
                 f"{hint(chosen.value, self.tables)}"
             )
         return {name: self._stream(name) for name in ([chosen.value] if chosen else self.tables)}
@@ -185,8 +197,8 @@ class Settings:
         table = self.tables[name]
         if "to" in over and "to" in table and over["to"].value != table["to"].value:
             raise ConfigError(
-                f"{over['to'].origin} and [streams.{name}] of {self.path} say two different destinations; "
-                "leave one of them out"
+                f"{over['to'].origin} and [streams.{name}] of {self.path} name different destinations; "
+                "leave out one of them"
             )
         layers = {**self.file, **table, **over}
         return {key: given.value for key, given in layers.items() if SETTINGS[key].scope == STREAM}
@@ -247,7 +259,7 @@ def _stream_tables(tables: Any, path: str) -> dict[str, dict[str, Given]]:
 
 
 def add_flags(parser: Any, scopes: tuple[str, ...], wanted: Callable[[Setting], bool] = lambda _: True) -> None:
-    """The flags of these settings; their values stay text until all sources are together."""
+    """Add the flags of these settings; their values stay text until all sources are combined."""
     for setting in SETTINGS.values():
         if setting.scope in scopes and wanted(setting):
             metavar = "URL" if setting.secret else {str: "TEXT", bool: "BOOL"}.get(setting.kind, "N")

@@ -1,4 +1,4 @@
-"""What every publisher must do, as tests to subclass for a destination of one's own."""
+"""The tests that every publisher must pass; subclass them for a destination of your own."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -6,9 +6,10 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import pytest
 
+from pillarbox.batch import Batch, Part
 from pillarbox.conformance.events import make_event, unique_key
 from pillarbox.event import Event
-from pillarbox.publisher import ERROR_LENGTH, Outcome, Publisher, PublisherFeatures, Result
+from pillarbox.publisher import ERROR_LENGTH, Needs, Outcome, Publisher, PublisherFeatures, Result
 
 PAYLOADS: Final = (
     b'{"order_id":7}',
@@ -24,7 +25,7 @@ PAYLOADS: Final = (
 
 
 class Delivery(NamedTuple):
-    """One event as it stands at the destination; ``key`` is None where the destination keeps none."""
+    """One event at the destination; ``key`` is None if the destination keeps none."""
 
     id: str
     key: str | None
@@ -32,12 +33,12 @@ class Delivery(NamedTuple):
 
 
 class PublisherContract:
-    """Subclass it in a test module: give it ``delivered`` and a fixture ``publisher``, which is open.
+    """Subclass it in a test module: write ``delivered`` and a fixture ``publisher``, which is open.
 
-    Powers that the test environment has are declared: ``can_reject`` with ``rejecting_event``,
-    ``can_go_down`` with ``go_down`` and ``come_back``. The tests of a power that is not declared are skipped.
-    ``waiting_seconds`` is how long an outage lasts for a publisher that waits through it,
-    ``limit_seconds`` how long closing and recovery may take.
+    Declare what the test environment can do: ``can_reject`` with ``rejecting_event``, ``can_go_down`` with ``go_down``
+    and ``come_back``. The other tests of rejections and outages are skipped.
+    ``waiting_seconds`` is the length of an outage for a publisher that waits for its end,
+    ``limit_seconds`` the longest time that closing and recovery may take.
     """
 
     can_reject: ClassVar[bool] = False
@@ -46,7 +47,7 @@ class PublisherContract:
     limit_seconds: float = 30.0
 
     async def delivered(self, publisher: Publisher) -> Sequence[Delivery]:
-        """All that has arrived, in order of arrival; what earlier tests sent may be among it."""
+        """All deliveries in order of arrival. Those of earlier tests may be among them."""
         raise NotImplementedError("read back what arrived at the destination")
 
     def event(self, **fields: Any) -> Event:
@@ -54,7 +55,7 @@ class PublisherContract:
         return make_event(**fields)
 
     def rejecting_event(self, key: str | None) -> Event:
-        """An event of that key which the destination refuses for good."""
+        """An event of this key that the destination rejects."""
         raise NotImplementedError("make an event that the destination rejects, or set can_reject = False")
 
     async def go_down(self) -> None:
@@ -90,6 +91,27 @@ class PublisherContract:
         arrived = await self._arrived(publisher, [event])
         assert [d.id for d in arrived] == [str(event.id)]
         assert arrived[0].key in (None, event.key)
+
+    @pytest.mark.asyncio
+    async def test_a_batch_of_several_parts(self, publisher: Publisher) -> None:
+        events = [self.event() for _ in range(6)] + [self.event(key=None)]
+        parts = [Part(0, 11, events[:3]), Part(5, 12, events[3:4], b"a note"), Part(7, 13, events[4:])]
+        outcomes = self._checked(publisher, events, await publisher.publish(Batch("default", parts)))
+        assert {outcome.result for outcome in outcomes} == {Result.PUBLISHED}
+        assert sorted(d.id for d in await self._arrived(publisher, events)) == sorted(str(e.id) for e in events)
+
+    @pytest.mark.asyncio
+    async def test_a_publisher_that_is_prepared_for_a_stream(self, publisher: Publisher) -> None:
+        prepared = publisher.prepared(Needs("orders", concurrency=2, strict_keys=True))
+        assert isinstance(prepared, Publisher)
+        events = [self.event(), self.event(key=None)]
+        await prepared.open()
+        await self._publish_all(prepared, events[:1])
+        # Another stream may use the publisher that was prepared.
+        if prepared is not publisher:
+            await self._close(prepared)
+        await self._publish_all(publisher, events[1:])
+        assert sorted(d.id for d in await self._arrived(publisher, events)) == sorted(str(e.id) for e in events)
 
     @pytest.mark.asyncio
     async def test_the_payload_arrives_byte_for_byte(self, publisher: Publisher) -> None:
@@ -248,22 +270,28 @@ class PublisherContract:
             pytest.skip("can_go_down is not declared: this destination cannot be cut off")
 
     async def _publish(self, publisher: Publisher, events: Sequence[Event]) -> list[Outcome]:
-        """Publish, and check what holds for every call whatever became of its events."""
         try:
-            outcomes = list(await publisher.publish(events))
+            outcomes = await publisher.publish(Batch.of(events))
         except Exception as error:
-            pytest.fail(f"publish raised {error!r}: what goes wrong with an event belongs into its outcome")
+            pytest.fail(f"publish raised {error!r}: an error of an event belongs into its outcome")
+        return self._checked(publisher, events, outcomes)
+
+    def _checked(self, publisher: Publisher, events: Sequence[Event], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The rules for the outcomes of every call."""
         assert len(outcomes) == len(events), "one outcome per event"
         strict = publisher.features.strict_keys
         failed_keys = set()
         for event, outcome in zip(events, outcomes, strict=True):
             assert isinstance(outcome, Outcome)
+            if outcome.after_seconds is not None:
+                assert outcome.result is Result.RETRY or outcome.is_outage, f"a pause after {outcome.result}"
+                assert outcome.after_seconds >= 0, "a pause cannot be negative"
             if event.key in failed_keys:
                 assert outcome.result is Result.UNTRIED, f"{outcome.result} behind a failed event of its key"
             holds_its_key = {Result.RETRY, Result.UNTRIED} | ({Result.REJECTED} if strict else set())
             if event.key is not None and outcome.result in holds_its_key:
                 failed_keys.add(event.key)
-        return outcomes
+        return list(outcomes)
 
     async def _publish_all(self, publisher: Publisher, events: Sequence[Event]) -> None:
         outcomes = await self._publish(publisher, events)
@@ -271,12 +299,12 @@ class PublisherContract:
         assert not failures, f"{len(failures)} of {len(events)} events were not published: {failures[0]}"
 
     def _unpublished(self, events: Sequence[Event], outcomes: Sequence[Outcome]) -> list[Event]:
-        """The events that were not published; fails when one was charged, for none is to blame."""
+        """The events that were not published. Fails when one was charged, because none is to blame."""
         rest = []
         for event, outcome in zip(events, outcomes, strict=True):
             if outcome.result is not Result.PUBLISHED:
                 is_free = outcome.result is Result.UNTRIED or not outcome.charged
-                assert is_free, f"the event was charged for what is not its fault: {outcome}"
+                assert is_free, f"the event was charged, and it is not to blame: {outcome}"
                 rest.append(event)
         return rest
 

@@ -1,4 +1,4 @@
-"""What every store must do, as tests to subclass for a database of one's own."""
+"""The contract of a store as tests. Subclass them for a database of your own."""
 
 import asyncio
 import random
@@ -6,11 +6,13 @@ import random
 import pytest
 
 from pillarbox.conformance.store_finding import FindingTests
-from pillarbox.conformance.store_keys import AsideTests, InstantTests
+from pillarbox.conformance.store_identity import IdentityTests
+from pillarbox.conformance.store_keys import HeldKeyTests, InstantTests
 from pillarbox.conformance.store_operations import OperatorTests, RetentionTests, SteeringTests
 from pillarbox.conformance.store_ownership import OwnershipTests, PollTests
 from pillarbox.conformance.store_queue import ClaimTests, RescueTests
-from pillarbox.conformance.store_setup import LEASE, MAX_BYTES, PAST, SHARDS, STREAM, Connect
+from pillarbox.conformance.store_reentry import JointTests, ReentryTests
+from pillarbox.conformance.store_setup import LEASE, MAX_BYTES, PAST, SHARDS, STREAM, Connect, read, settle
 from pillarbox.conformance.store_turns import ReadTests, SettleTests
 from pillarbox.conformance.store_writing import SchemaTests, WritingTests
 from pillarbox.errors import LeaseLost
@@ -28,7 +30,7 @@ class StoreContract(
     PollTests,
     ReadTests,
     SettleTests,
-    AsideTests,
+    HeldKeyTests,
     InstantTests,
     ClaimTests,
     RescueTests,
@@ -36,11 +38,14 @@ class StoreContract(
     SteeringTests,
     OperatorTests,
     FindingTests,
+    IdentityTests,
+    ReentryTests,
+    JointTests,
 ):
-    """Subclass it in a test module: give it ``features``, the fixture ``connect`` and ``set_schema_version``;
-    ``durable = False`` where nothing outlives the process. ``wait_seconds`` is how long a late row may
-    take to be found.
+    """Subclass it in a test module and give it the fixture ``connect`` and the method ``set_schema_version``.
 
+    features: those of the store. durable: False where nothing outlives the process. concurrent_writers: False where no
+    transaction stays open while others commit. wait_seconds: how long a late row may take to be found.
     Every test has an outbox of its own. Leases run out because they are given a past, never by waiting.
     """
 
@@ -51,7 +56,7 @@ class StoreContract(
         ann = await self.own(store)
         pending, published, failed, dead = await self.write(store, ann, *self.events(4))
         await self.fail_head(store, ann, failed)
-        await store.settle(ann, Settlement(published=[published], dead=[Failure(dead, "refused", 1)]))
+        await settle(store, Settlement(ann, published=[published], dead=[Failure(dead, "refused", 1)]))
         await store.pause(STREAM, "olga")
         await store.close()
         again = connect()
@@ -60,7 +65,7 @@ class StoreContract(
         states = (Status.PENDING, Status.PUBLISHED, Status.FAILED, Status.DEAD)
         assert await self.count(again) == dict.fromkeys(states, 1)
         assert await self.read(again, ann) == [pending], "a worker that only lost its connection is still the owner"
-        assert set(await again.keys_aside(ann)) == {failed.key}
+        assert set(await again.held_keys(ann)) == {failed.key}
         assert [letter.event.id for letter in await again.dead_letters()] == [dead.id]
         work = await again.poll(STREAM, "ann", [ann])
         assert (work.paused, work.live, work.due) == (True, 1, frozenset({0}))
@@ -79,16 +84,16 @@ class StoreContract(
         async def work(connection: Store, worker: str) -> None:
             nonlocal lost
             chance = random.Random(worker)
-            await connection.join(STREAM, worker, LEASE)
+            await self.join(connection, STREAM, worker, LEASE)
             while sum(map(len, settled.values())) < _EVENTS:
                 for grant in await connection.take(STREAM, worker, 2, LEASE):
-                    events = await connection.read(grant, chance.randint(1, 20), MAX_BYTES)
+                    events = await read(connection, grant, chance.randint(1, 20), MAX_BYTES)
                     if chance.random() < 0.3:
-                        # It hangs for longer than its lease: another worker may or may not come first.
+                        # It hangs for longer than its lease: another worker may be faster, or not.
                         await connection.renew([grant], PAST)
                         await connection.poll(STREAM, worker, None)
                     try:
-                        await connection.settle(grant, Settlement(published=events))
+                        await settle(connection, Settlement(grant, published=events))
                     except LeaseLost:
                         lost += 1
                         continue

@@ -1,4 +1,4 @@
-"""What operators ask: streams, events, dead letters and what others did."""
+"""Reads for operators: streams, events, dead letters and the audit."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -6,9 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, STREAM, StoreSetup, ids
+from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, STREAM, StoreSetup, ids, refs, settle
 from pillarbox.event import Event, Status
-from pillarbox.store import Aside, Failure, Filter, Found, Settlement, Store
+from pillarbox.store import Failure, Filter, Found, HoldMode, Settlement, Store
 
 _HOUR = timedelta(hours=1)
 
@@ -18,7 +18,7 @@ def found_ids(found: Sequence[Found]) -> list[UUID]:
 
 
 class FindingTests(StoreSetup):
-    """Looking changes nothing and loads no payload that was not asked for."""
+    """A read changes nothing and loads payloads only on request."""
 
     @pytest.mark.asyncio
     async def test_every_stream_is_told_with_its_states(self, store: Store) -> None:
@@ -27,7 +27,7 @@ class FindingTests(StoreSetup):
         one, two, dead, _ = await self.write(store, grant, *self.events(4))
         await self.publish(store, grant, one)
         await self.fail_head(store, grant, two, delay=LONG)
-        await store.settle(grant, Settlement(dead=[Failure(dead, "refused", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(dead, "refused", 1)]))
         await store.add([self.event(stream="letters", available_at=datetime.now(UTC) + _HOUR)])
         await store.pause("quiet", "olga")
         letters, orders, quiet = await store.streams()
@@ -42,8 +42,8 @@ class FindingTests(StoreSetup):
 
     @pytest.mark.asyncio
     async def test_a_worker_that_is_gone_is_not_counted(self, store: Store) -> None:
-        await store.join(STREAM, "ann", LEASE)
-        await store.join(STREAM, "bob", PAST)
+        await self.join(store, STREAM, "ann", LEASE)
+        await self.join(store, STREAM, "bob", PAST)
         (stream,) = await store.streams()
         assert stream.workers == 1
 
@@ -58,9 +58,9 @@ class FindingTests(StoreSetup):
         await store.add([self.event(available_at=datetime.now(UTC) + _HOUR)])
         (stream,) = await store.streams()
         assert stream.oldest_seconds is None
-        # It waits from its own instant on, not from when it was written.
+        # It waits from its own instant on, not from the instant of writing.
         await store.add([self.event(stream=JOBS, available_at=datetime.now(UTC) - _HOUR)])
-        await store.promote(JOBS, 10)
+        await store.reenter_due(JOBS, 10)
         jobs = next(each for each in await store.streams() if each.stream == JOBS)
         assert jobs.oldest_seconds is not None
         assert 3500 < jobs.oldest_seconds < 3700
@@ -73,7 +73,7 @@ class FindingTests(StoreSetup):
         )
         await store.add([self.event(stream=JOBS, key=None)])
         await self.publish(store, grant, typed)
-        await store.settle(grant, Settlement(dead=[Failure(tenant, "refused", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(tenant, "refused", 1)]))
         every = [plain.id, typed.id, tenant.id]
         assert found_ids(await store.find(Filter(stream=STREAM), 10)) == sorted(every, reverse=True)
         for where, wanted in (
@@ -100,7 +100,7 @@ class FindingTests(StoreSetup):
     async def test_a_list_is_as_long_as_asked_in_the_order_asked(self, store: Store) -> None:
         grant = await self.own(store)
         events = await self.write(store, grant, *self.events(5))
-        await store.settle(grant, Settlement(dead=[Failure(event, "refused", 1) for event in events[1:4:2]]))
+        await settle(store, Settlement(grant, dead=[Failure(event, "refused", 1) for event in events[1:4:2]]))
         assert found_ids(await store.find(Filter(), 3)) == ids(events[:1:-1])
         assert found_ids(await store.find(Filter(), 3, newest_first=False)) == ids(events[:3])
 
@@ -108,13 +108,12 @@ class FindingTests(StoreSetup):
     async def test_a_list_has_sizes_and_no_payloads(self, store: Store) -> None:
         grant = await self.own(store)
         live, dead = await self.write(store, grant, *self.events(2, payload=b"\x00secret"))
-        await store.settle(grant, Settlement(dead=[Failure(dead, "refused", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(dead, "refused", 1)]))
         listed = [*await store.find(Filter(), 10), *await store.find_dead(Filter(), 10)]
         assert [each.event.payload for each in listed] == [b""] * 3
         assert [each.payload_bytes for each in listed] == [7] * 3
         for event in (live, dead):
-            seen = await store.look(event.id)
-            assert seen is not None
+            (seen,) = await store.find_by_id(event.id)
             assert (seen.event.payload, seen.payload_bytes) == (b"\x00secret", 7)
 
     @pytest.mark.asyncio
@@ -126,30 +125,28 @@ class FindingTests(StoreSetup):
         await self.fail_head(store, grant, failed, delay=LONG)
         await self.publish(store, grant, published)
 
-        async def look(event: Event) -> Found:
-            seen = await store.look(event.id)
-            assert seen is not None
+        async def find(event: Event) -> Found:
+            (seen,) = await store.find_by_id(event.id)
             return seen
 
-        later = await look(scheduled)
+        later = await find(scheduled)
         assert (later.event.status, later.event.available_at) == (Status.SCHEDULED, instant)
         assert (later.next_attempt_at, dict(later.event.headers)) == (instant, {"a": "b"})
-        broken = await look(failed)
+        broken = await find(failed)
         assert (broken.event.status, broken.event.attempts, broken.last_error) == (Status.FAILED, 1, "refused")
         assert [line["error"] for line in broken.errors] == ["refused"]
         assert broken.last_error_at is not None
-        through = await look(published)
+        through = await find(published)
         assert through.published_at is not None
         assert through.published_at.tzinfo is not None
         assert (through.event.seq, through.event.stream) == (published.seq, STREAM)
-        assert await store.look(self.event().id) is None
+        assert not await store.find_by_id(self.event().id)
 
     @pytest.mark.asyncio
     async def test_a_leased_event_says_who_has_it(self, store: Store) -> None:
         await store.add(self.events(1, stream=JOBS, key=None))
         (claim,) = await store.claim(JOBS, 0, "ann", 1, LEASE)
-        seen = await store.look(claim.event.id)
-        assert seen is not None
+        (seen,) = await store.find_by_id(claim.event.id)
         assert (seen.event.status, seen.lease_owner, seen.lease_token) == (Status.PROCESSING, "ann", claim.token)
         assert seen.lease_until is not None
         assert seen.processing_started_at is not None
@@ -159,7 +156,7 @@ class FindingTests(StoreSetup):
         grant = await self.own(store)
         events = await self.write(store, grant, *self.events(5))
         for event in reversed(events):
-            await store.settle(grant, Settlement(dead=[Failure(event, f"refused {event.id}", 1)]))
+            await settle(store, Settlement(grant, dead=[Failure(event, f"refused {event.id}", 1)]))
         assert found_ids(await store.find_dead(Filter(), 10)) == ids(events)
         first = await store.find_dead(Filter(), 2)
         assert found_ids(first) == ids(events[:2])
@@ -173,7 +170,7 @@ class FindingTests(StoreSetup):
     async def test_a_dead_letter_is_found_by_when_it_died(self, store: Store) -> None:
         grant = await self.own(store)
         (event,) = await self.write(store, grant, self.event())
-        await store.settle(grant, Settlement(dead=[Failure(event, "refused", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(event, "refused", 1)]))
         (letter,) = await store.find_dead(Filter(), 10)
         died_at = letter.last_error_at
         assert died_at is not None
@@ -187,15 +184,15 @@ class FindingTests(StoreSetup):
         other, blocked, *parked = await self.write(
             store, grant, self.event(), self.event(), *self.events(3, key=self.key())
         )
-        await store.settle(grant, Settlement(dead=[Failure(other, "refused", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(other, "refused", 1)]))
         await self.kill_head(store, grant, blocked)
-        await self.kill_head(store, grant, *parked, mode=Aside.PARKED)
+        await self.kill_head(store, grant, *parked, mode=HoldMode.PARKED)
 
         async def holding() -> list[UUID]:
             return [each.event.id for each in await store.find_dead(Filter(), 10) if each.holds_key]
 
         assert await holding() == [blocked.id, parked[0].id]
-        await store.discard([parked[0].id], "olga")
+        await store.discard(refs(parked[0]), "olga")
         assert await holding() == [blocked.id]
 
     @pytest.mark.asyncio

@@ -1,16 +1,16 @@
-"""Keys that are set aside, and events that wait for an instant."""
+"""Held keys, and events that wait for an instant."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pillarbox.conformance.store_setup import LONG, MAX_BYTES, PAST, STREAM, StoreSetup, ids
+from pillarbox.conformance.store_setup import LONG, MAX_BYTES, PAST, STREAM, StoreSetup, ids, settle
 from pillarbox.event import Event, Status
-from pillarbox.store import Aside, Failure, Grant, KeyAside, Settlement, Store
+from pillarbox.store import Failure, Grant, Hold, HoldMode, Settlement, Store
 
 
-class AsideTests(StoreSetup):
-    """A key that is set aside comes back in order, and only when it may."""
+class HeldKeyTests(StoreSetup):
+    """A held key comes back in order, and only when it may."""
 
     async def _waiting(self, store: Store, count: int = 3, **fields: str) -> tuple[Grant, str, list[Event]]:
         """A key whose head failed and is due, with the rest of it held."""
@@ -21,13 +21,13 @@ class AsideTests(StoreSetup):
         return grant, key, events
 
     @pytest.mark.asyncio
-    async def test_keys_set_aside_belong_to_their_shard(self, store: Store) -> None:
+    async def test_held_keys_belong_to_their_shard(self, store: Store) -> None:
         grants = await self.own_all(store)
         here, there = self.event(), self.event(shard=1)
         await store.add([here, there])
         await self.fail_head(store, grants[0], here)
         await self.fail_head(store, grants[1], there)
-        assert [set(await store.keys_aside(grant)) for grant in grants[:3]] == [{here.key}, {there.key}, set()]
+        assert [set(await store.held_keys(grant)) for grant in grants[:3]] == [{here.key}, {there.key}, set()]
 
     @pytest.mark.asyncio
     async def test_a_due_key_is_read_from_its_head_on(self, store: Store) -> None:
@@ -35,7 +35,7 @@ class AsideTests(StoreSetup):
         key = self.key()
         head, second, third, fourth = await self.write(store, grant, *self.events(4, key=key))
         await self.fail_head(store, grant, head, third)
-        await store.settle(grant, Settlement(held=[second]))
+        await settle(store, Settlement(grant, held=[second]))
         assert await self.read_due(store, grant) == (
             key,
             [
@@ -68,13 +68,13 @@ class AsideTests(StoreSetup):
     @pytest.mark.asyncio
     async def test_a_key_is_not_due_before_its_time(self, store: Store) -> None:
         grant, key, events = await self._waiting(store)
-        for mode, delay in ((Aside.RETRY, LONG), (Aside.BLOCKED, None), (Aside.PARKED, None)):
+        for mode, delay in ((HoldMode.RETRYING, LONG), (HoldMode.BLOCKED, None), (HoldMode.PARKED, None)):
             failed = [Failure(events[0], "again", 2)]
-            await store.settle(grant, Settlement(failed=failed, aside={key: KeyAside(mode, delay)}))
+            await settle(store, Settlement(grant, failed=failed, hold_keys={key: Hold(mode, delay)}))
             assert await self.read_due(store, grant) is None
             assert not (await store.poll(STREAM, "ann", [grant])).due
-            assert set(await store.keys_aside(grant)) == {key}
-        await store.settle(grant, Settlement(aside={key: KeyAside(Aside.RETRY, PAST)}))
+            assert set(await store.held_keys(grant)) == {key}
+        await settle(store, Settlement(grant, hold_keys={key: Hold(HoldMode.RETRYING, PAST)}))
         assert await self.read_due(store, grant) is not None
 
     @pytest.mark.asyncio
@@ -88,7 +88,7 @@ class AsideTests(StoreSetup):
             run = await self.read_due(store, grant)
             assert run is not None
             served.append(run[0])
-            await store.settle(grant, Settlement(published=run[1], release=[run[0]]))
+            await settle(store, Settlement(grant, published=run[1], release_keys=[run[0]]))
         assert sorted(served) == sorted(str(event.key) for event in events)
         assert await self.read_due(store, grant) is None
 
@@ -105,53 +105,53 @@ class AsideTests(StoreSetup):
     @pytest.mark.asyncio
     async def test_a_key_is_released_when_nothing_of_it_waits(self, store: Store) -> None:
         grant, key, events = await self._waiting(store)
-        assert not await store.settle(grant, Settlement(published=events, release=[key]))
-        assert not await store.keys_aside(grant)
+        assert not await settle(store, Settlement(grant, published=events, release_keys=[key]))
+        assert not await store.held_keys(grant)
         assert await self.read_due(store, grant) is None
         (new,) = await self.write(store, grant, self.event(key=key))
         await self.publish(store, grant, new)
         assert await self.count(store) == {Status.PUBLISHED: 4}
 
     @pytest.mark.asyncio
-    async def test_a_key_stays_aside_while_something_of_it_waits(self, store: Store) -> None:
+    async def test_a_key_stays_held_while_something_of_it_waits(self, store: Store) -> None:
         grant, key, (head, *held) = await self._waiting(store)
         for event in (head, held[0]):
-            assert set(await store.settle(grant, Settlement(published=[event], release=[key]))) == {key}
-            assert set(await store.keys_aside(grant)) == {key}
+            assert set(await settle(store, Settlement(grant, published=[event], release_keys=[key]))) == {key}
+            assert set(await store.held_keys(grant)) == {key}
         run = await self.read_due(store, grant)
         assert run is not None
         assert ids(run[1]) == [held[1].id]
         other = self.event()
         await self.write(store, grant, other)
         await self.fail_head(store, grant, other)
-        assert not await store.settle(grant, Settlement(published=[held[1]], release=[key])), (
+        assert not await settle(store, Settlement(grant, published=[held[1]], release_keys=[key])), (
             "another key's failure does not keep this one"
         )
 
     @pytest.mark.asyncio
-    async def test_a_key_stays_aside_while_its_head_is_failed(self, store: Store) -> None:
+    async def test_a_key_stays_held_while_its_head_is_failed(self, store: Store) -> None:
         grant, key, _ = await self._waiting(store, 1)
-        assert set(await store.settle(grant, Settlement(release=[key]))) == {key}
-        assert set(await store.keys_aside(grant)) == {key}
+        assert set(await settle(store, Settlement(grant, release_keys=[key]))) == {key}
+        assert set(await store.held_keys(grant)) == {key}
 
     @pytest.mark.asyncio
     async def test_only_an_operator_frees_a_key_that_is_blocked_or_parked(self, store: Store) -> None:
         grant = await self.own(store)
         events = await self.write(store, grant, *self.events(2))
         keys = {event.key for event in events if event.key is not None}
-        for event, mode in zip(events, (Aside.BLOCKED, Aside.PARKED), strict=True):
+        for event, mode in zip(events, (HoldMode.BLOCKED, HoldMode.PARKED), strict=True):
             await self.kill_head(store, grant, event, mode=mode)
-        assert set(await store.settle(grant, Settlement(release=keys))) == keys
-        assert set(await store.keys_aside(grant)) == keys
+        assert set(await settle(store, Settlement(grant, release_keys=keys))) == keys
+        assert set(await store.held_keys(grant)) == keys
         assert await self.read_due(store, grant) is None
 
     @pytest.mark.asyncio
-    async def test_a_key_set_aside_is_inherited(self, store: Store, other: Store) -> None:
+    async def test_a_held_key_is_inherited(self, store: Store, other: Store) -> None:
         ann, key, events = await self._waiting(store)
         bob = await self.lose(other, ann)
-        assert set(await other.keys_aside(bob)) == {key}
+        assert set(await other.held_keys(bob)) == {key}
         assert (await other.poll(STREAM, "bob", [bob])).due == {0}
-        assert not await other.settle(bob, Settlement(published=events, release=[key]))
+        assert not await settle(other, Settlement(bob, published=events, release_keys=[key]))
 
 
 class InstantTests(StoreSetup):
@@ -162,14 +162,14 @@ class InstantTests(StoreSetup):
         grant = await self.own(store)
         now, later, other = await self.write(store, grant, *self.events(3, key=None))
         failed = [Failure(now, "refused", 1, PAST), Failure(later, "refused", 2, LONG)]
-        assert not await store.settle(grant, Settlement(failed=failed))
-        assert not await store.keys_aside(grant)
+        assert not await settle(store, Settlement(grant, failed=failed))
+        assert not await store.held_keys(grant)
         assert ids(await self.read(store, grant)) == [other.id]
-        assert await store.promote("invoices", 10) == 0
-        assert await store.promote(STREAM, 10) == 1
+        assert await store.reenter_due("invoices", 10) == 0
+        assert await store.reenter_due(STREAM, 10) == 1
         back = await self.read_soon(store, grant, 2)
         assert back == [now._replace(attempts=1), other]
-        assert await store.promote(STREAM, 10) == 0
+        assert await store.reenter_due(STREAM, 10) == 0
         assert await self.count(store) == {Status.FAILED: 1, Status.PENDING: 2}
 
     @pytest.mark.asyncio
@@ -178,7 +178,7 @@ class InstantTests(StoreSetup):
         (event,) = await self.write(store, grant, self.event())
         await self.fail_head(store, grant, event)
         assert not (await store.poll(STREAM, "ann", [grant])).scheduled
-        assert await store.promote(STREAM, 10) == 0
+        assert await store.reenter_due(STREAM, 10) == 0
         assert await self.count(store) == {Status.FAILED: 1}
 
     @pytest.mark.asyncio
@@ -188,7 +188,7 @@ class InstantTests(StoreSetup):
         assert await self.count(store) == {Status.SCHEDULED: 1}
         assert await self.read(store, grant) == []
         assert not (await store.poll(STREAM, "ann", [grant])).ready
-        assert await store.promote(STREAM, 10) == 0
+        assert await store.reenter_due(STREAM, 10) == 0
         assert await self.count(store) == {Status.SCHEDULED: 1}
 
     @pytest.mark.asyncio
@@ -199,8 +199,8 @@ class InstantTests(StoreSetup):
         await store.add(events)
         if await self.count(store) != {Status.PENDING: 2}:
             assert (await store.poll(STREAM, "ann", [grant])).scheduled
-            assert await store.promote(STREAM, 1) == 1
-            assert await store.promote(STREAM, 10) == 1
+            assert await store.reenter_due(STREAM, 1) == 1
+            assert await store.reenter_due(STREAM, 10) == 1
         assert ids(await self.read_soon(store, grant, 2)) == ids(events)
 
     @pytest.mark.asyncio
@@ -208,9 +208,9 @@ class InstantTests(StoreSetup):
         grant = await self.own(store)
         event = self.event(available_at=datetime.now(UTC) - timedelta(hours=1))
         await store.add([event])
-        await store.promote(STREAM, 10)
+        await store.reenter_due(STREAM, 10)
         (event,) = await self.read_soon(store, grant, 1)
         await self.fail_head(store, grant, event, delay=LONG)
         assert not (await store.poll(STREAM, "ann", [grant])).scheduled
-        assert await store.promote(STREAM, 10) == 0
+        assert await store.reenter_due(STREAM, 10) == 0
         assert await self.count(store) == {Status.FAILED: 1}

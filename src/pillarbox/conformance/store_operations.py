@@ -1,20 +1,20 @@
-"""Retention, steering, and what operators do."""
+"""Retention, and the actions of operators."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
 
-from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, STREAM, AuditRow, StoreSetup, ids
+from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, STREAM, AuditRow, StoreSetup, ids, refs, settle
 from pillarbox.event import Event, Status
-from pillarbox.store import Aside, Failure, Grant, KeyAside, Settlement, Store
+from pillarbox.store import ClaimResults, Failure, Grant, Hold, HoldMode, Settlement, Store
 
 
 class RetentionTests(StoreSetup):
     """Nothing unpublished is ever pruned."""
 
     async def _prune(self, store: Store, keep_seconds: float, limit: int = 100) -> int:
-        """All pages of it."""
+        """Prune all pages."""
         deleted, after = 0, None
         for _ in range(30):
             page = await store.prune_published(keep_seconds, limit, after)
@@ -36,7 +36,7 @@ class RetentionTests(StoreSetup):
         await store.claim(JOBS, 0, "ann", 1, LEASE)
         await self.fail_head(store, grant, head, held, delay=LONG)
         failed = [Failure(keyless, "refused", 1, LONG)]
-        await store.settle(grant, Settlement(published=[gone], failed=failed))
+        await settle(store, Settlement(grant, published=[gone], failed=failed))
         waiting = {Status.PENDING: 1, Status.FAILED: 2, Status.HELD: 1, Status.SCHEDULED: 1}
         assert await self.count(store) == waiting | {Status.PUBLISHED: 1}
         assert await self._prune(store, PAST) == 1
@@ -72,7 +72,7 @@ class RetentionTests(StoreSetup):
     async def test_old_dead_letters_are_pruned(self, store: Store) -> None:
         grant = await self.own(store)
         events = await self.write(store, grant, *self.events(2), *self.events(2, key=None))
-        await store.settle(grant, Settlement(dead=[Failure(event, "refused", 1) for event in events]))
+        await settle(store, Settlement(grant, dead=[Failure(event, "refused", 1) for event in events]))
         assert await store.prune_dead(LONG, 100) == 0
         assert len(await store.dead_letters()) == 4
         assert await store.prune_dead(PAST, 3) == 3
@@ -84,16 +84,16 @@ class RetentionTests(StoreSetup):
         grant = await self.own(store)
         blocked, parked, retried = await self.write(store, grant, *self.events(3))
         await self.kill_head(store, grant, blocked)
-        await self.kill_head(store, grant, parked, mode=Aside.PARKED)
+        await self.kill_head(store, grant, parked, mode=HoldMode.PARKED)
         assert retried.key is not None
         dead = [Failure(retried, "refused", 1)]
-        await store.settle(grant, Settlement(dead=dead, aside={retried.key: KeyAside(Aside.RETRY, LONG)}))
+        await settle(store, Settlement(grant, dead=dead, hold_keys={retried.key: Hold(HoldMode.RETRYING, LONG)}))
         assert await store.prune_dead(PAST, 100) == 1
         assert {letter.event.id for letter in await store.dead_letters()} == {blocked.id, parked.id}
 
 
 class SteeringTests(StoreSetup):
-    """Streams and what they have."""
+    """Streams and their events."""
 
     @pytest.mark.asyncio
     async def test_pausing_and_resuming_is_audited(self, store: Store) -> None:
@@ -108,11 +108,11 @@ class SteeringTests(StoreSetup):
     async def test_a_stream_that_nobody_serves_is_named(self, store: Store) -> None:
         assert not await store.unserved()
         await store.add([self.event(), self.event(stream="invoices"), self.event(stream="letters")])
-        await store.join("letters", "ann", LEASE)
+        await self.join(store, "letters", "ann", LEASE)
         assert sorted(await store.unserved()) == ["invoices", STREAM]
         grant = await self.own(store)
         assert list(await store.unserved()) == ["invoices"]
-        await store.join("letters", "ann", PAST)
+        await self.join(store, "letters", "ann", PAST)
         assert sorted(await store.unserved()) == ["invoices", "letters"]
         await self.publish(store, grant, *await self.read(store, grant))
         await store.leave(STREAM, "ann")
@@ -135,7 +135,7 @@ class SteeringTests(StoreSetup):
         await store.add(self.events(2, stream="invoices"))
         await self.publish(store, grant, one)
         await self.fail_head(store, grant, two)
-        await store.settle(grant, Settlement(dead=[Failure(three, "refused", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(three, "refused", 1)]))
         states = (Status.PUBLISHED, Status.FAILED, Status.DEAD, Status.PENDING)
         assert await self.count(other) == dict.fromkeys(states, 1)
         assert await self.count(other, "invoices") == {Status.PENDING: 2}
@@ -146,7 +146,7 @@ class SteeringTests(StoreSetup):
         for stream in (STREAM, "invoices"):
             grant = await self.own(store, stream=stream)
             events = await self.write(store, grant, *self.events(3, stream=stream))
-            await store.settle(grant, Settlement(dead=[Failure(event, "refused", 1) for event in events]))
+            await settle(store, Settlement(grant, dead=[Failure(event, "refused", 1) for event in events]))
             listed[stream] = ids(events)
         for stream, wanted in listed.items():
             assert [letter.event.id for letter in await store.dead_letters(stream)] == wanted
@@ -158,7 +158,7 @@ class SteeringTests(StoreSetup):
 class OperatorTests(StoreSetup):
     """Replaying and discarding dead letters."""
 
-    async def _kill(self, store: Store, mode: Aside, count: int = 3) -> tuple[Grant, str, list[Event]]:
+    async def _kill(self, store: Store, mode: HoldMode, count: int = 3) -> tuple[Grant, str, list[Event]]:
         """A key whose head is dead, with events behind it."""
         grant = await self.own(store)
         key = self.key()
@@ -173,15 +173,17 @@ class OperatorTests(StoreSetup):
         return None if run is None else ids(run[1])
 
     @pytest.mark.asyncio
-    async def test_a_replayed_event_takes_its_old_place(self, store: Store) -> None:
+    async def test_a_replayed_event_is_pending_again(self, store: Store) -> None:
         grant = await self.own(store)
         events = await self.write(
             store, grant, self.event(payload=b"\x00\xff", headers={"a": "b"}), self.event(key=None), self.event()
         )
         dead = [Failure(event, "refused", 5) for event in events[:2]]
-        await store.settle(grant, Settlement(dead=dead))
-        assert await store.replay(ids(events[:2]), "olga") == 2
-        assert await self.read_soon(store, grant, 3) == events
+        await settle(store, Settlement(grant, dead=dead))
+        assert await store.replay(refs(*events[:2]), "olga") == 2
+        found = await self.read_soon(store, grant, 3)
+        wanted = (events[2], *events[:2])
+        assert [event._replace(seq=0) for event in found] == [event._replace(seq=0) for event in wanted]
         assert not await store.dead_letters()
         assert await self.count(store) == {Status.PENDING: 3}
         await self.publish(store, grant, *events)
@@ -191,9 +193,9 @@ class OperatorTests(StoreSetup):
     async def test_a_replayed_event_that_dies_again_keeps_its_history(self, store: Store) -> None:
         grant = await self.own(store)
         (event,) = await self.write(store, grant, self.event(key=None))
-        await store.settle(grant, Settlement(dead=[Failure(event, "once", 1)]))
-        await store.replay([event.id], "olga")
-        await store.settle(grant, Settlement(dead=[Failure(event, "twice", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(event, "once", 1)]))
+        await store.replay(refs(event), "olga")
+        await settle(store, Settlement(grant, dead=[Failure(event, "twice", 1)]))
         (letter,) = await store.dead_letters()
         assert [line["error"] for line in letter.errors] == ["once", "twice"]
 
@@ -201,13 +203,13 @@ class OperatorTests(StoreSetup):
     async def test_what_is_not_dead_is_neither_replayed_nor_discarded(self, store: Store) -> None:
         grant = await self.own(store)
         pending, published, dead = await self.write(store, grant, *self.events(3))
-        await store.settle(grant, Settlement(published=[published], dead=[Failure(dead, "refused", 1)]))
-        unknown = [pending.id, published.id, self.event().id]
+        await settle(store, Settlement(grant, published=[published], dead=[Failure(dead, "refused", 1)]))
+        unknown = refs(pending, published, self.event())
         assert await store.replay(unknown, "olga") == 0
         assert await store.discard(unknown, "olga") == 0
         assert await store.replay([], "olga") == 0
-        assert await store.replay([*unknown, dead.id], "olga") == 1
-        assert await store.replay([dead.id], "olga") == 0
+        assert await store.replay([*unknown, *refs(dead)], "olga") == 1
+        assert await store.replay(refs(dead), "olga") == 0
         assert await self.count(store) == {Status.PENDING: 2, Status.PUBLISHED: 1}
         assert list(await self.audit(store)) == [AuditRow("olga", "replay", STREAM, dead.id)]
 
@@ -215,69 +217,69 @@ class OperatorTests(StoreSetup):
     async def test_a_discarded_event_is_gone_for_good(self, store: Store) -> None:
         grant = await self.own(store)
         one, two = await self.write(store, grant, *self.events(2))
-        await store.settle(grant, Settlement(dead=[Failure(event, "refused", 1) for event in (one, two)]))
-        assert await store.discard([one.id], "igor") == 1
+        await settle(store, Settlement(grant, dead=[Failure(event, "refused", 1) for event in (one, two)]))
+        assert await store.discard(refs(one), "igor") == 1
         assert await self.count(store) == {Status.DEAD: 1}
-        assert await store.replay([one.id], "igor") == 0
+        assert await store.replay(refs(one), "igor") == 0
         assert list(await self.audit(store)) == [AuditRow("igor", "discard", STREAM, one.id)]
 
     @pytest.mark.asyncio
     async def test_replaying_the_head_of_a_blocked_key_lets_it_go_on_in_order(self, store: Store) -> None:
-        grant, key, events = await self._kill(store, Aside.BLOCKED)
+        grant, key, events = await self._kill(store, HoldMode.BLOCKED)
         assert await self._due(store, grant) is None
-        assert await store.replay([events[0].id], "olga") == 1
+        assert await store.replay(refs(events[0]), "olga") == 1
         assert await self.read(store, grant) == [], "pending, it would be read beside its key"
         assert await self._due(store, grant) == ids(events)
         run = await self.read_due(store, grant)
         assert run is not None
         assert run[1][0].attempts == 0
-        assert not await store.settle(grant, Settlement(published=run[1], release=[key]))
-        assert not await store.keys_aside(grant)
+        assert not await settle(store, Settlement(grant, published=run[1], release_keys=[key]))
+        assert not await store.held_keys(grant)
 
     @pytest.mark.asyncio
     async def test_discarding_the_head_of_a_blocked_key_lets_it_go_on(self, store: Store) -> None:
-        grant, key, events = await self._kill(store, Aside.BLOCKED)
-        assert await store.discard([events[0].id], "olga") == 1
+        grant, key, events = await self._kill(store, HoldMode.BLOCKED)
+        assert await store.discard(refs(events[0]), "olga") == 1
         assert await self._due(store, grant) == ids(events[1:])
-        assert not await store.settle(grant, Settlement(published=events[1:], release=[key]))
+        assert not await settle(store, Settlement(grant, published=events[1:], release_keys=[key]))
 
     @pytest.mark.asyncio
     async def test_a_discarded_head_with_nothing_behind_leaves_a_key_to_release(self, store: Store) -> None:
-        grant, key, events = await self._kill(store, Aside.BLOCKED, 1)
-        await store.discard([events[0].id], "olga")
+        grant, key, events = await self._kill(store, HoldMode.BLOCKED, 1)
+        await store.discard(refs(events[0]), "olga")
         assert await self._due(store, grant) == []
-        assert not await store.settle(grant, Settlement(release=[key]))
-        assert not await store.keys_aside(grant)
+        assert not await settle(store, Settlement(grant, release_keys=[key]))
+        assert not await store.held_keys(grant)
 
     @pytest.mark.asyncio
     async def test_a_parked_key_goes_on_when_its_head_is_decided(self, store: Store) -> None:
-        grant, key, events = await self._kill(store, Aside.PARKED)
+        grant, key, events = await self._kill(store, HoldMode.PARKED)
         assert await self.count(store) == {Status.DEAD: 3}
-        await store.replay([events[1].id], "olga")
+        await store.replay(refs(events[1]), "olga")
         assert await self._due(store, grant) is None
         assert await self.read(store, grant) == []
-        await store.discard([events[2].id], "olga")
+        await store.discard(refs(events[2]), "olga")
         assert await self._due(store, grant) is None
-        assert set(await store.keys_aside(grant)) == {key}
-        await store.replay([events[0].id], "olga")
+        assert set(await store.held_keys(grant)) == {key}
+        await store.replay(refs(events[0]), "olga")
         assert await self._due(store, grant) == ids(events[:2])
 
     @pytest.mark.asyncio
     async def test_a_parked_key_is_replayed_as_a_whole_in_order(self, store: Store) -> None:
-        grant, key, events = await self._kill(store, Aside.PARKED)
-        assert await store.replay(ids(events[::-1]), "olga") == 3
+        grant, key, events = await self._kill(store, HoldMode.PARKED)
+        assert await store.replay(refs(*events[::-1]), "olga") == 3
         assert await self._due(store, grant) == ids(events)
-        assert not await store.settle(grant, Settlement(published=events, release=[key]))
+        assert not await settle(store, Settlement(grant, published=events, release_keys=[key]))
 
     @pytest.mark.asyncio
     async def test_a_replay_makes_a_waiting_key_due_now(self, store: Store) -> None:
         grant = await self.own(store)
         key = self.key()
         dead, failed = await self.write(store, grant, *self.events(2, key=key))
-        await store.settle(grant, Settlement(dead=[Failure(dead, "refused", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(dead, "refused", 1)]))
         await self.fail_head(store, grant, failed, delay=LONG)
         assert await self._due(store, grant) is None
-        await store.replay([dead.id], "olga")
+        await store.replay(refs(dead), "olga")
         assert await self._due(store, grant) == ids([dead, failed])
 
     @pytest.mark.asyncio
@@ -286,17 +288,17 @@ class OperatorTests(StoreSetup):
         one, two = await self.write(store, grant, *self.events(2))
         for event in (one, two):
             await self.kill_head(store, grant, event)
-        await store.replay([one.id], "olga")
+        await store.replay(refs(one), "olga")
         assert await self._due(store, grant) == [one.id]
-        await store.settle(grant, Settlement(published=[one], release=[str(one.key)]))
-        assert set(await store.keys_aside(grant)) == {two.key}
+        await settle(store, Settlement(grant, published=[one], release_keys=[str(one.key)]))
+        assert set(await store.held_keys(grant)) == {two.key}
         assert await self._due(store, grant) is None
 
     @pytest.mark.asyncio
     async def test_a_replayed_event_of_a_queue_is_claimed_again(self, store: Store) -> None:
         await store.add(self.events(1, stream=JOBS))
         (claim,) = await store.claim(JOBS, 0, "ann", 10, LEASE)
-        await store.settle_claims([claim], Settlement(dead=[Failure(claim.event, "refused", 1)]))
-        assert await store.replay([claim.event.id], "olga") == 1
+        await store.settle_claims([claim], ClaimResults(dead=[Failure(claim.event, "refused", 1)]))
+        assert await store.replay(refs(claim.event), "olga") == 1
         (again,) = await store.claim(JOBS, 0, "ann", 10, LEASE)
         assert (again.event.id, again.event.attempts) == (claim.event.id, 1)

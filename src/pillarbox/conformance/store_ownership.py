@@ -1,11 +1,11 @@
-"""Shards of ordered streams: who owns them, and what one poll says."""
+"""Shards of ordered streams: their owners, and the answer to a poll."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pillarbox.conformance.store_setup import LEASE, LONG, PAST, SHARDS, STREAM, StoreSetup
+from pillarbox.conformance.store_setup import LEASE, LONG, PAST, SHARDS, STREAM, StoreSetup, settle
 from pillarbox.errors import LeaseLost
 from pillarbox.store import Failure, Settlement, Store
 
@@ -16,7 +16,7 @@ class OwnershipTests(StoreSetup):
     @pytest.mark.asyncio
     async def test_two_workers_never_share_a_shard(self, store: Store, other: Store) -> None:
         for worker in ("ann", "bob", "eve"):
-            await store.join(STREAM, worker, LEASE)
+            await self.join(store, STREAM, worker, LEASE)
         anns = await store.take(STREAM, "ann", 1, LEASE)
         bobs = await other.take(STREAM, "bob", SHARDS, LEASE)
         assert [len(anns), len(bobs)] == [1, SHARDS - 1]
@@ -28,7 +28,7 @@ class OwnershipTests(StoreSetup):
     async def test_workers_that_take_at_once_never_share_a_shard(self, store: Store, other: Store) -> None:
         workers = [("ann", store), ("bob", other), ("eve", store), ("joe", other)]
         for worker, connection in workers:
-            await connection.join(STREAM, worker, LEASE)
+            await self.join(connection, STREAM, worker, LEASE)
         for _ in range(20):
             takes = (connection.take(STREAM, worker, 3, LEASE) for worker, connection in workers)
             grants = [grant for taken in await asyncio.gather(*takes) for grant in taken]
@@ -38,7 +38,7 @@ class OwnershipTests(StoreSetup):
 
     @pytest.mark.asyncio
     async def test_no_more_is_taken_than_the_limit(self, store: Store) -> None:
-        await store.join(STREAM, "ann", LEASE)
+        await self.join(store, STREAM, "ann", LEASE)
         assert not await store.take(STREAM, "ann", 0, LEASE)
         assert len(await store.take(STREAM, "ann", 2, LEASE)) == 2
         assert len(await store.take(STREAM, "ann", 1, LEASE)) == 1
@@ -52,18 +52,18 @@ class OwnershipTests(StoreSetup):
     @pytest.mark.asyncio
     async def test_an_expired_lease_is_taken_over_and_counted(self, store: Store, other: Store) -> None:
         ann = await self.own(store)
-        assert ann.unclean_count == 0
+        assert ann.crashes == 0
         bob = await self.lose(other, ann)
         assert bob.token > ann.token
-        assert (bob.worker, bob.unclean_count) == ("bob", 1)
+        assert (bob.worker, bob.crashes) == ("bob", 1)
         eve = await self.lose(store, bob, "eve")
         assert eve.token > bob.token
-        assert eve.unclean_count == 2
+        assert eve.crashes == 2
 
     @pytest.mark.asyncio
     async def test_a_lease_that_runs_is_not_taken_over(self, store: Store, other: Store) -> None:
         await self.own(store)
-        await other.join(STREAM, "bob", LEASE)
+        await self.join(other, STREAM, "bob", LEASE)
         assert not await other.take(STREAM, "bob", SHARDS, LEASE)
 
     @pytest.mark.asyncio
@@ -71,7 +71,7 @@ class OwnershipTests(StoreSetup):
         token = 0
         for worker, connection in (("ann", store), ("bob", other), ("ann", store)):
             grants = await self.own_all(connection, worker)
-            assert {grant.unclean_count for grant in grants} == {0}
+            assert {grant.crashes for grant in grants} == {0}
             assert grants[0].token > token, "tokens grow, or a stale one could fit again"
             token = grants[0].token
             await connection.give(grants)
@@ -88,7 +88,7 @@ class OwnershipTests(StoreSetup):
     async def test_renewing_keeps_a_lease_from_running_out(self, store: Store, other: Store) -> None:
         grants = await self.own_all(store, seconds=PAST)
         await store.renew(grants[1:], LEASE)
-        await other.join(STREAM, "bob", LEASE)
+        await self.join(other, STREAM, "bob", LEASE)
         assert [grant.shard for grant in await other.take(STREAM, "bob", SHARDS, LEASE)] == [0]
 
     @pytest.mark.asyncio
@@ -97,7 +97,7 @@ class OwnershipTests(StoreSetup):
         bob = await self.lose(other, ann)
         await other.renew([bob], PAST)
         assert not await store.renew([ann], LEASE)
-        await store.join(STREAM, "eve", LEASE)
+        await self.join(store, STREAM, "eve", LEASE)
         assert [grant.shard for grant in await store.take(STREAM, "eve", SHARDS, LEASE)] == [0]
 
     @pytest.mark.asyncio
@@ -105,7 +105,7 @@ class OwnershipTests(StoreSetup):
         ann = await self.own(store)
         bob = await self.lose(other, ann)
         await store.give([ann])
-        await store.join(STREAM, "eve", LEASE)
+        await self.join(store, STREAM, "eve", LEASE)
         assert not await store.take(STREAM, "eve", SHARDS, LEASE)
         assert list(await other.renew([bob], LEASE)) == [bob]
 
@@ -114,7 +114,7 @@ class OwnershipTests(StoreSetup):
         ann = await self.own(store)
         assert ann.suspect is None
         (event,) = await self.write(store, ann, self.event())
-        await store.suspect(ann, event)
+        await store.note_suspect(ann, event.id)
         bob = await self.lose(other, ann)
         assert bob.suspect == event.id
 
@@ -122,7 +122,7 @@ class OwnershipTests(StoreSetup):
     async def test_a_clean_end_clears_the_suspect(self, store: Store) -> None:
         ann = await self.own(store)
         (event,) = await self.write(store, ann, self.event())
-        await store.suspect(ann, event)
+        await store.note_suspect(ann, event.id)
         await store.give([ann])
         (again,) = await store.take(STREAM, "ann", 1, LEASE)
         assert again.suspect is None
@@ -130,46 +130,46 @@ class OwnershipTests(StoreSetup):
     @pytest.mark.asyncio
     async def test_a_clean_stretch_clears_suspect_and_count(self, store: Store) -> None:
         bob = await self.lose(store, await self.own(store))
-        assert bob.unclean_count == 1
+        assert bob.crashes == 1
         (event,) = await self.write(store, bob, self.event())
-        await store.suspect(bob, event)
-        await store.trust(bob)
+        await store.note_suspect(bob, event.id)
+        await store.set_crashes(bob, 0)
         eve = await self.lose(store, bob, "eve")
-        assert (eve.suspect, eve.unclean_count) == (None, 1)
-        await store.trust(eve, 2)
-        assert (await self.lose(store, eve, "dan")).unclean_count == 3
+        assert (eve.suspect, eve.crashes) == (None, 1)
+        await store.set_crashes(eve, 2)
+        assert (await self.lose(store, eve, "dan")).crashes == 3
 
     @pytest.mark.asyncio
     async def test_an_event_that_ended_is_no_longer_suspected(self, store: Store) -> None:
         bob = await self.lose(store, await self.own(store))
         (event,) = await self.write(store, bob, self.event())
-        await store.suspect(bob, event)
-        await store.suspect(bob, None)
+        await store.note_suspect(bob, event.id)
+        await store.note_suspect(bob, None)
         eve = await self.lose(store, bob, "eve")
-        assert (eve.suspect, eve.unclean_count) == (None, 2)
+        assert (eve.suspect, eve.crashes) == (None, 2)
 
     @pytest.mark.asyncio
     async def test_a_stale_owner_suspects_nobody(self, store: Store, other: Store) -> None:
         ann = await self.own(store)
         one, two = await self.write(store, ann, *self.events(2))
         bob = await self.lose(other, ann)
-        await other.suspect(bob, two)
+        await other.note_suspect(bob, two.id)
         for event in (one, None):
             with pytest.raises(LeaseLost):
-                await store.suspect(ann, event)
+                await store.note_suspect(ann, None if event is None else event.id)
         eve = await self.lose(other, bob, "eve")
-        assert (eve.suspect, eve.unclean_count) == (two.id, 2)
+        assert (eve.suspect, eve.crashes) == (two.id, 2)
 
 
 class PollTests(StoreSetup):
-    """What one poll says."""
+    """The answer to a poll."""
 
     @pytest.mark.asyncio
     async def test_a_poll_counts_the_live_workers(self, store: Store, other: Store) -> None:
         for worker in ("bob", "ann", "eve"):
-            await store.join(STREAM, worker, LEASE)
-        await store.join(STREAM, "abe", PAST)
-        await store.join("invoices", "al", LEASE)
+            await self.join(store, STREAM, worker, LEASE)
+        await self.join(store, STREAM, "abe", PAST)
+        await self.join(store, "invoices", "al", LEASE)
         ranks = {}
         for worker in ("ann", "bob", "eve"):
             work = await other.poll(STREAM, worker, [])
@@ -179,13 +179,13 @@ class PollTests(StoreSetup):
         await store.leave(STREAM, "ann")
         work = await other.poll(STREAM, "eve", [])
         assert (work.live, work.rank) == (2, 1)
-        await store.join(STREAM, "bob", PAST)
+        await self.join(store, STREAM, "bob", PAST)
         work = await other.poll(STREAM, "eve", [])
         assert (work.live, work.rank) == (1, 0)
 
     @pytest.mark.asyncio
     async def test_a_poll_counts_the_free_shards(self, store: Store) -> None:
-        await store.join(STREAM, "ann", LEASE)
+        await self.join(store, STREAM, "ann", LEASE)
         assert (await store.poll(STREAM, "ann", [])).free == SHARDS
         grants = await self.own_all(store)
         assert (await store.poll(STREAM, "ann", grants)).free == 0
@@ -226,12 +226,12 @@ class PollTests(StoreSetup):
         await store.add([self.event(available_at=datetime.now(UTC) + timedelta(hours=1))])
         (event,) = await self.write(store, grant, self.event(key=None))
         assert not (await store.poll(STREAM, "ann", [grant])).scheduled
-        await store.settle(grant, Settlement(failed=[Failure(event, "refused", 1, PAST)]))
+        await settle(store, Settlement(grant, failed=[Failure(event, "refused", 1, PAST)]))
         work = await store.poll(STREAM, "ann", [grant])
         assert work.scheduled
         assert not work.suspects
         assert not (await store.poll("invoices", "ann", [])).scheduled
-        await store.promote(STREAM, 10)
+        await store.reenter_due(STREAM, 10)
         assert not (await store.poll(STREAM, "ann", [grant])).scheduled
 
     @pytest.mark.asyncio
@@ -240,7 +240,7 @@ class PollTests(StoreSetup):
         await store.pause(STREAM, "olga")
         assert (await other.poll(STREAM, "ann", [])).paused
         assert not (await other.poll("invoices", "ann", [])).paused
-        await store.join(STREAM, "ann", LEASE)
+        await self.join(store, STREAM, "ann", LEASE)
         assert (await other.poll(STREAM, "ann", [])).paused, "serving a stream does not resume it"
         await store.resume(STREAM, "olga")
         assert not (await other.poll(STREAM, "ann", [])).paused

@@ -7,13 +7,13 @@ from uuid import UUID
 
 import pytest
 
-from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, SHARDS, StoreSetup, ids
+from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, SHARDS, StoreSetup, ids, refs
 from pillarbox.event import Event, Status
-from pillarbox.store import Claim, Failure, Rescued, Settlement, Store
+from pillarbox.store import Claim, ClaimResults, Failure, Rescued, Store
 
 
 class QueueSetup(StoreSetup):
-    """Short words for a queue's worker."""
+    """Helpers for a queue's worker."""
 
     def jobs(self, count: int, **fields: object) -> list[Event]:
         return self.events(count, stream=JOBS, key=None, **fields)
@@ -65,7 +65,7 @@ class ClaimTests(QueueSetup):
 
         workers = [(store, "ann"), (other, "bob"), (store, "eve"), (other, "joe")]
         await asyncio.gather(*(work(*each) for each in workers))
-        # A claimer may come away with nothing while another holds what is left.
+        # A claimer may get nothing while another holds the rest.
         await work(store, "ann")
         assert sorted(claimed) == sorted(ids(events))
 
@@ -79,10 +79,10 @@ class ClaimTests(QueueSetup):
     @pytest.mark.asyncio
     async def test_a_claim_that_is_published_is_through(self, store: Store) -> None:
         claim = await self.one(store)
-        assert await store.settle_claims([claim], Settlement(published=[claim.event])) == 0
+        assert await store.settle_claims([claim], ClaimResults(published=[claim.event])) == 0
         assert await self.count(store, JOBS) == {Status.PUBLISHED: 1}
         again = await self.one(store)
-        assert await store.settle_claims([again], Settlement(published=[again.event], keep_published=False)) == 0
+        assert await store.settle_claims([again], ClaimResults(published=[again.event], keep_published=False)) == 0
         assert await self.count(store, JOBS) == {Status.PUBLISHED: 1}
         assert await self.rescue(store) == Rescued(0, 0)
 
@@ -90,14 +90,14 @@ class ClaimTests(QueueSetup):
     async def test_a_claim_that_fails_comes_back_after_its_delay(self, store: Store) -> None:
         claim = await self.one(store)
         failed = [Failure(claim.event, "refused", 1, LONG)]
-        assert await store.settle_claims([claim], Settlement(failed=failed)) == 0
+        assert await store.settle_claims([claim], ClaimResults(failed=failed)) == 0
         assert await self.count(store, JOBS) == {Status.FAILED: 1}
-        assert await store.promote(JOBS, 10) == 0
+        assert await store.reenter_due(JOBS, 10) == 0
         soon = await self.one(store)
-        await store.settle_claims([soon], Settlement(failed=[Failure(soon.event, "refused", 1, PAST)]))
+        await store.settle_claims([soon], ClaimResults(failed=[Failure(soon.event, "refused", 1, PAST)]))
         assert await self.claim(store) == []
         assert (await store.poll(JOBS, "ann", None)).scheduled
-        assert await store.promote(JOBS, 10) == 1
+        assert await store.reenter_due(JOBS, 10) == 1
         (again,) = await self.claim(store)
         assert (again.event.id, again.event.attempts) == (soon.event.id, 2)
         assert again.token > soon.token
@@ -105,7 +105,7 @@ class ClaimTests(QueueSetup):
     @pytest.mark.asyncio
     async def test_a_claim_that_dies_is_a_dead_letter(self, store: Store) -> None:
         claim = await self.one(store)
-        assert await store.settle_claims([claim], Settlement(dead=[Failure(claim.event, "no", 1)])) == 0
+        assert await store.settle_claims([claim], ClaimResults(dead=[Failure(claim.event, "no", 1)])) == 0
         assert await self.count(store, JOBS) == {Status.DEAD: 1}
         (letter,) = await store.dead_letters(JOBS)
         assert (letter.event.id, letter.event.attempts, letter.error) == (claim.event.id, 1, "no")
@@ -114,7 +114,7 @@ class ClaimTests(QueueSetup):
     @pytest.mark.asyncio
     async def test_a_refund_gives_the_attempt_back(self, store: Store) -> None:
         claim = await self.one(store)
-        assert await store.settle_claims([claim], Settlement(), [claim.event.id]) == 0
+        assert await store.settle_claims([claim], ClaimResults(refund=[claim.event])) == 0
         assert await self.count(store, JOBS) == {Status.PENDING: 1}
         (again,) = await self.claim(store)
         assert again.event.attempts == 1
@@ -127,47 +127,47 @@ class ClaimTests(QueueSetup):
         mine = await self.alone(other)
         assert mine.event.id == stale.event.id
         assert mine.token > stale.token
-        for settlement, refund in self._every_end(stale):
-            assert await store.settle_claims([stale], settlement, refund) == 1
-            assert await self.count(store, JOBS) == {Status.PROCESSING: 1}, settlement
+        for results in self._every_end(stale):
+            assert await store.settle_claims([stale], results) == 1
+            assert await self.count(store, JOBS) == {Status.PROCESSING: 1}, results
         assert list(await other.renew_claims([mine], LEASE)) == [mine.event.id]
-        assert await other.settle_claims([mine], Settlement(published=[mine.event])) == 0
+        assert await other.settle_claims([mine], ClaimResults(published=[mine.event])) == 0
         assert await self.count(store, JOBS) == {Status.PUBLISHED: 1}
 
-    def _every_end(self, claim: Claim) -> Sequence[tuple[Settlement, list[UUID]]]:
+    def _every_end(self, claim: Claim) -> Sequence[ClaimResults]:
         return [
-            (Settlement(published=[claim.event]), []),
-            (Settlement(published=[claim.event], keep_published=False), []),
-            (Settlement(failed=[Failure(claim.event, "refused", 1, PAST)]), []),
-            (Settlement(dead=[Failure(claim.event, "refused", 1)]), []),
-            (Settlement(), [claim.event.id]),
+            ClaimResults(published=[claim.event]),
+            ClaimResults(published=[claim.event], keep_published=False),
+            ClaimResults(failed=[Failure(claim.event, "refused", 1, PAST)]),
+            ClaimResults(dead=[Failure(claim.event, "refused", 1)]),
+            ClaimResults(refund=[claim.event]),
         ]
 
     @pytest.mark.asyncio
     async def test_a_settled_claim_is_not_settled_again(self, store: Store) -> None:
         claim = await self.one(store)
-        await store.settle_claims([claim], Settlement(published=[claim.event]))
-        for settlement, refund in self._every_end(claim):
-            assert await store.settle_claims([claim], settlement, refund) == 1
-            assert await self.count(store, JOBS) == {Status.PUBLISHED: 1}, settlement
+        await store.settle_claims([claim], ClaimResults(published=[claim.event]))
+        for results in self._every_end(claim):
+            assert await store.settle_claims([claim], results) == 1
+            assert await self.count(store, JOBS) == {Status.PUBLISHED: 1}, results
 
     @pytest.mark.asyncio
     async def test_a_stale_claim_does_not_hinder_the_others(self, store: Store) -> None:
         await store.add(self.jobs(2))
         good, bad = await self.claim(store)
         bad = bad._replace(token=bad.token + 1)
-        both = Settlement(published=[good.event, bad.event])
+        both = ClaimResults(published=[good.event, bad.event])
         assert await store.settle_claims([good, bad], both) == 1
         assert await self.count(store, JOBS) == {Status.PUBLISHED: 1, Status.PROCESSING: 1}
 
     @pytest.mark.asyncio
     async def test_a_token_stays_stale_after_death_and_replay(self, store: Store) -> None:
         stale = await self.one(store)
-        await store.settle_claims([stale], Settlement(dead=[Failure(stale.event, "refused", 1)]))
-        await store.replay([stale.event.id], "olga")
+        await store.settle_claims([stale], ClaimResults(dead=[Failure(stale.event, "refused", 1)]))
+        await store.replay(refs(stale.event), "olga")
         (mine,) = await self.claim(store, worker="bob")
         assert mine.token > stale.token
-        assert await store.settle_claims([stale], Settlement(published=[stale.event])) == 1
+        assert await store.settle_claims([stale], ClaimResults(published=[stale.event])) == 1
         assert not await store.renew_claims([stale], PAST)
         assert await self.count(store, JOBS) == {Status.PROCESSING: 1}
 
@@ -175,7 +175,7 @@ class ClaimTests(QueueSetup):
     async def test_renewing_claims_answers_what_is_still_held(self, store: Store, other: Store) -> None:
         await store.add(self.jobs(3))
         kept, settled, lost = await self.claim(store)
-        await store.settle_claims([settled], Settlement(published=[settled.event]))
+        await store.settle_claims([settled], ClaimResults(published=[settled.event]))
         await store.renew_claims([lost], PAST)
         await self.rescue(other)
         mine = await self.alone(other)
@@ -205,7 +205,7 @@ class RescueTests(QueueSetup):
         work = await store.poll(JOBS, "ann", None)
         assert work.suspects
         assert not work.scheduled
-        assert await store.promote(JOBS, 10) == 0
+        assert await store.reenter_due(JOBS, 10) == 0
         assert await self.claim(store) == [], "a suspect is not worked beside others"
         again = await self.alone(store)
         assert (again.event.id, again.event.attempts) == (claim.event.id, 1)
@@ -262,7 +262,7 @@ class RescueTests(QueueSetup):
         claim = await self.one(store, seconds=PAST)
         await self.rescue(other)
         before = await self.count(store, JOBS)
-        assert await store.settle_claims([claim], Settlement(published=[claim.event])) == 1
+        assert await store.settle_claims([claim], ClaimResults(published=[claim.event])) == 1
         assert await self.count(store, JOBS) == before
 
     @pytest.mark.asyncio
@@ -270,7 +270,7 @@ class RescueTests(QueueSetup):
         await self.one(store, seconds=PAST)
         await self.rescue(store)
         alone = await self.alone(store)
-        assert await store.settle_claims([alone], Settlement(published=[alone.event])) == 0
+        assert await store.settle_claims([alone], ClaimResults(published=[alone.event])) == 0
         assert await self.count(store, JOBS) == {Status.PUBLISHED: 1}
         assert not (await store.poll(JOBS, "ann", None)).suspects
 
@@ -279,9 +279,9 @@ class RescueTests(QueueSetup):
         first = await self.one(store, seconds=PAST)
         await self.rescue(store)
         alone = await self.alone(store)
-        await store.settle_claims([alone], Settlement(failed=[Failure(alone.event, "refused", 1, PAST)]))
+        await store.settle_claims([alone], ClaimResults(failed=[Failure(alone.event, "refused", 1, PAST)]))
         assert not (await store.poll(JOBS, "ann", None)).suspects
-        assert await store.promote(JOBS, 10) == 1
+        assert await store.reenter_due(JOBS, 10) == 1
         (again,) = await self.claim(store, seconds=PAST)
         assert (again.event.id, again.event.attempts) == (first.event.id, 2)
         assert await self.rescue(store, max_attempts=1) == Rescued(1, 0), "the crash was not while alone"
@@ -291,7 +291,7 @@ class RescueTests(QueueSetup):
         await self.one(store, seconds=PAST)
         await self.rescue(store)
         alone = await self.alone(store)
-        assert await store.settle_claims([alone], Settlement(), [alone.event.id]) == 0
+        assert await store.settle_claims([alone], ClaimResults(refund=[alone.event])) == 0
         beside_others = await self.claim(store, seconds=PAST)
         if beside_others:
             assert await self.rescue(store, max_attempts=1) == Rescued(1, 0)
@@ -313,7 +313,7 @@ class RescueTests(QueueSetup):
                     await connection.renew_claims(claims, PAST)
                     await connection.rescue(JOBS, LONG, 5, 100)
                 for claim in claims:
-                    refused = await connection.settle_claims([claim], Settlement(published=[claim.event]))
+                    refused = await connection.settle_claims([claim], ClaimResults(published=[claim.event]))
                     published.extend([] if refused else [claim.event.id])
                 turn += 1
 

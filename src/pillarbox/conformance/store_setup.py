@@ -1,4 +1,4 @@
-"""What the tests of a store share: its fixtures, and short words for what a worker does."""
+"""Shared by the tests of a store: fixtures, and helpers for the steps of a worker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -9,9 +9,10 @@ import pytest
 import pytest_asyncio
 
 from pillarbox.conformance.events import make_event, unique_key
-from pillarbox.event import Event, Status, key_hash
+from pillarbox.errors import LeaseLost
+from pillarbox.event import Event, Mode, Status, key_hash
 from pillarbox.ids import uuid7
-from pillarbox.store import Aside, Failure, Features, Grant, KeyAside, Settlement, Store
+from pillarbox.store import Failure, Features, Grant, Hold, HoldMode, Ordered, Ref, Settlement, Store
 
 T = TypeVar("T")
 
@@ -20,7 +21,7 @@ JOBS: Final = "jobs"
 SHARDS: Final = 4
 LEASE: Final = 60.0
 LONG: Final = 3600.0
-PAST: Final = -1.0  # as a duration: over before it began, so that no test has to wait
+PAST: Final = -1.0  # as a duration: over at once, so that no test has to wait
 MAX_BYTES: Final = 4_000_000
 _NO_ID: Final = UUID(int=0)
 
@@ -32,7 +33,7 @@ class Connect(Protocol):
 
 
 class AuditRow(NamedTuple):
-    """What an operator did."""
+    """An action of an operator."""
 
     by: str
     action: str
@@ -41,10 +42,11 @@ class AuditRow(NamedTuple):
 
 
 class StoreSetup:
-    """The seam between the contract's tests and one database."""
+    """The methods and fixtures that a database provides."""
 
     features: ClassVar[Features] = Features()
     durable: ClassVar[bool] = True
+    concurrent_writers: ClassVar[bool] = True
     wait_seconds: ClassVar[float] = 15.0
 
     @pytest.fixture
@@ -64,7 +66,7 @@ class StoreSetup:
         raise NotImplementedError("write the version where the store keeps it")
 
     async def audit(self, store: Store) -> Sequence[AuditRow]:
-        """All that operators did, oldest first."""
+        """All actions of operators, oldest first."""
         return [AuditRow(*row[1:]) for row in reversed(await store.audit(1000))]
 
     @pytest_asyncio.fixture
@@ -99,11 +101,16 @@ class StoreSetup:
     def events(self, count: int, **fields: Any) -> list[Event]:
         return [self.event(**fields) for _ in range(count)]
 
+    async def join(self, store: Store, stream: str, worker: str, seconds: float) -> None:
+        """Serve the stream as this worker."""
+        await store.announce(stream, Mode.ORDERED, "memory")
+        await store.join(stream, worker, seconds)
+
     async def own_all(
         self, store: Store, worker: str = "ann", *, stream: str = STREAM, seconds: float = LEASE
     ) -> list[Grant]:
         """All shards, in their order."""
-        await store.join(stream, worker, LEASE)
+        await self.join(store, stream, worker, LEASE)
         grants = sorted(await store.take(stream, worker, SHARDS, seconds), key=lambda grant: grant.shard)
         assert [grant.shard for grant in grants] == list(range(SHARDS))
         return grants
@@ -115,20 +122,20 @@ class StoreSetup:
     async def lose(self, store: Store, grant: Grant, worker: str = "bob") -> Grant:
         """The lease runs out and another worker takes the shard."""
         assert list(await store.renew([grant], PAST)) == [grant]
-        await store.join(grant.stream, worker, LEASE)
+        await self.join(store, grant.stream, worker, LEASE)
         (taken,) = await store.take(grant.stream, worker, SHARDS, LEASE)
         assert taken.shard == grant.shard
         return taken
 
     async def read(self, store: Store, grant: Grant) -> list[Event]:
-        return list(await store.read(grant, 1000, MAX_BYTES))
+        return await read(store, grant, 1000, MAX_BYTES)
 
     async def read_due(self, store: Store, grant: Grant) -> tuple[str, list[Event]] | None:
         run = await store.read_due(grant, 1000, MAX_BYTES)
         return None if run is None else (run.key, list(run.events))
 
     async def write(self, store: Store, grant: Grant, *events: Event) -> list[Event]:
-        """Written, and as the owner of their shard reads them."""
+        """Write events, and return them as their owner reads them."""
         await store.add(events)
         ids = {event.id for event in events}
         written = [event for event in await self.read(store, grant) if event.id in ids]
@@ -136,34 +143,34 @@ class StoreSetup:
         return written
 
     async def publish(self, store: Store, grant: Grant, *events: Event) -> None:
-        await store.settle(grant, Settlement(published=events))
+        await settle(store, Settlement(grant, published=events))
 
     async def fail_head(
         self, store: Store, grant: Grant, head: Event, *behind: Event, delay: float | None = PAST, attempts: int = 1
     ) -> None:
-        """The head fails, its key is set aside, and what comes behind it is held."""
+        """The head fails, its key is held, and the events behind it wait."""
         assert head.key is not None
         failed = [Failure(head, "refused", attempts)]
-        await store.settle(grant, Settlement(failed=failed, aside={head.key: KeyAside(Aside.RETRY, delay)}))
+        await settle(store, Settlement(grant, failed=failed, hold_keys={head.key: Hold(HoldMode.RETRYING, delay)}))
         if behind:
-            await store.settle(grant, Settlement(held=behind))
+            await settle(store, Settlement(grant, held=behind))
 
     async def kill_head(
-        self, store: Store, grant: Grant, head: Event, *behind: Event, mode: Aside = Aside.BLOCKED
+        self, store: Store, grant: Grant, head: Event, *behind: Event, mode: HoldMode = HoldMode.BLOCKED
     ) -> None:
-        """The head dies; its key is blocked, or parked, and what comes behind it meets that."""
+        """Let the head die; its key is blocked or parked."""
         assert head.key is not None
         dead = [Failure(head, "refused for good", 1)]
-        await store.settle(grant, Settlement(dead=dead, aside={head.key: KeyAside(mode, None, head.id)}))
+        await settle(store, Settlement(grant, dead=dead, hold_keys={head.key: Hold(mode, None, head.id)}))
         if behind:
-            await store.settle(grant, Settlement(held=behind))
+            await settle(store, Settlement(grant, held=behind))
 
     async def count(self, store: Store, stream: str = STREAM) -> dict[Status, int]:
         """The states that have events."""
         return {status: n for status, n in (await store.count(stream)).items() if n}
 
     async def soon(self, ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> T:
-        """Ask until it is so: a store may look behind its floor for late rows only now and then."""
+        """Repeat until the condition is true: a store may search below its floor for late rows only now and then."""
         answer = await ask()
         try:
             async with asyncio.timeout(self.wait_seconds):
@@ -175,6 +182,23 @@ class StoreSetup:
 
     async def read_soon(self, store: Store, grant: Grant, count: int) -> list[Event]:
         return await self.soon(lambda: self.read(store, grant), lambda events: len(events) >= count)
+
+
+async def read(store: Ordered, grant: Grant, limit: int, max_bytes: int) -> list[Event]:
+    """The events that the owner of one shard reads."""
+    return [event for part in await store.read([grant], limit, max_bytes) for event in part.events]
+
+
+async def settle(store: Ordered, settlement: Settlement) -> set[str]:
+    """Settle one shard; returns the keys that are held now, or raises LeaseLost."""
+    held = await store.settle([settlement])
+    if settlement.grant.shard not in held:
+        raise LeaseLost(f"shard {settlement.grant.shard} is lost")
+    return set(held[settlement.grant.shard])
+
+
+def refs(*events: Event) -> list[Ref]:
+    return [Ref(event.id, event.stream) for event in events]
 
 
 def ids(events: Iterable[Event]) -> list[UUID]:

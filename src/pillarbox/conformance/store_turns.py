@@ -1,18 +1,18 @@
-"""Turns on one shard: what is read, and what a settle writes."""
+"""Turns on one shard: reads and settles."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pillarbox.conformance.store_setup import LONG, MAX_BYTES, PAST, STREAM, StoreSetup, ids
+from pillarbox.conformance.store_setup import LONG, MAX_BYTES, PAST, STREAM, StoreSetup, ids, read, settle
 from pillarbox.errors import DuplicateEvent, LeaseLost
 from pillarbox.event import Status
 from pillarbox.ids import uuid7
-from pillarbox.store import Aside, Failure, KeyAside, Settlement, Store
+from pillarbox.store import Failure, Hold, HoldMode, Settlement, Store
 
 
 class ReadTests(StoreSetup):
-    """What an owner reads."""
+    """Reads of an owner."""
 
     @pytest.mark.asyncio
     async def test_a_stale_owner_reads_nothing(self, store: Store, other: Store) -> None:
@@ -42,32 +42,32 @@ class ReadTests(StoreSetup):
         events = self.events(5)
         await store.add(events)
         grant = await self.own(store)
-        assert ids(await store.read(grant, 3, MAX_BYTES)) == ids(events[:3])
-        assert ids(await store.read(grant, 1, MAX_BYTES)) == ids(events[:1])
+        assert ids(await read(store, grant, 3, MAX_BYTES)) == ids(events[:3])
+        assert ids(await read(store, grant, 1, MAX_BYTES)) == ids(events[:1])
 
     @pytest.mark.asyncio
     async def test_no_more_bytes_are_read_than_the_limit(self, store: Store) -> None:
         events = self.events(5, payload=b"x" * 1000)
         await store.add(events)
         grant = await self.own(store)
-        assert ids(await store.read(grant, 100, 5000)) == ids(events)
-        assert ids(await store.read(grant, 100, 2500)) == ids(events[:2])
-        assert ids(await store.read(grant, 100, 2000)) == ids(events[:2])
+        assert ids(await read(store, grant, 100, 5000)) == ids(events)
+        assert ids(await read(store, grant, 100, 2500)) == ids(events[:2])
+        assert ids(await read(store, grant, 100, 2000)) == ids(events[:2])
 
     @pytest.mark.asyncio
     async def test_one_event_is_read_whatever_its_size(self, store: Store) -> None:
         events = [self.event(payload=b"x" * size) for size in (5000, 10, 10)]
         await store.add(events)
         grant = await self.own(store)
-        assert ids(await store.read(grant, 100, 100)) == ids(events[:1])
-        assert ids(await store.read(grant, 100, 0)) == ids(events[:1])
+        assert ids(await read(store, grant, 100, 100)) == ids(events[:1])
+        assert ids(await read(store, grant, 100, 0)) == ids(events[:1])
 
     @pytest.mark.asyncio
     async def test_an_empty_event_makes_no_room_for_a_large_one(self, store: Store) -> None:
         events = [self.event(payload=b"x" * size) for size in (0, 0, 5000, 10)]
         await store.add(events)
         grant = await self.own(store)
-        assert ids(await store.read(grant, 100, 100)) == ids(events[:2])
+        assert ids(await read(store, grant, 100, 100)) == ids(events[:2])
 
     @pytest.mark.asyncio
     async def test_only_what_is_pending_in_the_shard_is_read(self, store: Store) -> None:
@@ -94,7 +94,7 @@ class ReadTests(StoreSetup):
     @pytest.mark.asyncio
     async def test_a_late_commit_is_found(self, store: Store, other: Store) -> None:
         self.need_transactions()
-        if not self.features.concurrent_writers:
+        if not self.concurrent_writers:
             pytest.skip("no transaction stays open while others commit")
         grant = await self.own(store)
         late, early = self.event(), self.event()
@@ -111,13 +111,13 @@ class ReadTests(StoreSetup):
 
 
 class SettleTests(StoreSetup):
-    """What a settle changes."""
+    """Changes by a settle."""
 
     @pytest.mark.asyncio
     async def test_what_is_published_is_not_read_again(self, store: Store) -> None:
         grant = await self.own(store)
         one, two, three = await self.write(store, grant, *self.events(3))
-        assert not await store.settle(grant, Settlement(published=[one, three]))
+        assert not await settle(store, Settlement(grant, published=[one, three]))
         assert ids(await self.read(store, grant)) == [two.id]
         assert await self.count(store) == {Status.PUBLISHED: 2, Status.PENDING: 1}
 
@@ -125,7 +125,7 @@ class SettleTests(StoreSetup):
     async def test_what_need_not_be_kept_is_deleted(self, store: Store) -> None:
         grant = await self.own(store)
         one, two = await self.write(store, grant, *self.events(2))
-        await store.settle(grant, Settlement(published=[one], keep_published=False))
+        await settle(store, Settlement(grant, published=[one], keep_published=False))
         assert await self.count(store) == {Status.PENDING: 1}
         assert ids(await self.read(store, grant)) == [two.id]
 
@@ -136,22 +136,22 @@ class SettleTests(StoreSetup):
         first, second, third, failed, free = events
         assert failed.key is not None
         assert free.key is not None
-        await store.settle(ann, Settlement(aside={free.key: KeyAside(Aside.RETRY, LONG)}))
+        await settle(store, Settlement(ann, hold_keys={free.key: Hold(HoldMode.RETRYING, LONG)}))
         bob = await self.lose(other, ann)
         settlements = [
-            Settlement(published=[first]),
-            Settlement(published=[first], keep_published=False),
-            Settlement(dead=[Failure(second, "refused", 1)]),
-            Settlement(failed=[Failure(third, "refused", 1, PAST)]),
-            Settlement(aside={failed.key: KeyAside(Aside.RETRY, PAST)}),
-            Settlement(held=[free]),
-            Settlement(release=[free.key]),
+            Settlement(ann, published=[first]),
+            Settlement(ann, published=[first], keep_published=False),
+            Settlement(ann, dead=[Failure(second, "refused", 1)]),
+            Settlement(ann, failed=[Failure(third, "refused", 1, PAST)]),
+            Settlement(ann, hold_keys={failed.key: Hold(HoldMode.RETRYING, PAST)}),
+            Settlement(ann, held=[free]),
+            Settlement(ann, release_keys=[free.key]),
         ]
         for settlement in settlements:
             with pytest.raises(LeaseLost):
-                await store.settle(ann, settlement)
+                await settle(store, settlement)
             assert await self.count(other) == {Status.PENDING: 5}, settlement
-            assert set(await other.keys_aside(bob)) == {free.key}, settlement
+            assert set(await other.held_keys(bob)) == {free.key}, settlement
         assert await self.read(other, bob) == events
         assert not await other.dead_letters()
 
@@ -180,15 +180,16 @@ class SettleTests(StoreSetup):
         )
         assert failed.key is not None
         settlement = Settlement(
+            grant,
             published=[published],
             failed=[Failure(failed, "refused", 1)],
             dead=[Failure(dead, "refused for good", 1)],
             held=[held],
-            aside={failed.key: KeyAside(Aside.RETRY, PAST)},
+            hold_keys={failed.key: Hold(HoldMode.RETRYING, PAST)},
         )
-        await store.settle(grant, Settlement(aside={key: KeyAside(Aside.RETRY, LONG)}))
+        await settle(store, Settlement(grant, hold_keys={key: Hold(HoldMode.RETRYING, LONG)}))
         for _ in range(2):
-            assert set(await store.settle(grant, settlement)) == {key, failed.key}
+            assert set(await settle(store, settlement)) == {key, failed.key}
             states = (Status.PUBLISHED, Status.FAILED, Status.DEAD, Status.HELD)
             assert await self.count(store) == dict.fromkeys(states, 1)
         assert len(await store.dead_letters()) == 1
@@ -201,33 +202,35 @@ class SettleTests(StoreSetup):
         grant = await self.own(store)
         (event,) = await self.write(store, grant, self.event())
         assert event.key is not None
-        await store.settle(grant, Settlement(aside={event.key: KeyAside(Aside.RETRY, LONG)}))
+        await settle(store, Settlement(grant, hold_keys={event.key: Hold(HoldMode.RETRYING, LONG)}))
         await self.publish(store, grant, event)
-        await store.settle(grant, Settlement(held=[event], failed=[Failure(event, "refused", 1, PAST)]))
-        await store.settle(grant, Settlement(dead=[Failure(event, "refused", 1)]))
+        await settle(store, Settlement(grant, held=[event], failed=[Failure(event, "refused", 1, PAST)]))
+        await settle(store, Settlement(grant, dead=[Failure(event, "refused", 1)]))
         assert await self.count(store) == {Status.PUBLISHED: 1}
 
     @pytest.mark.asyncio
     async def test_nothing_to_settle(self, store: Store, other: Store) -> None:
         grant = await self.own(store)
-        assert not await store.settle(grant, Settlement())
+        assert not await settle(store, Settlement(grant))
 
     @pytest.mark.asyncio
-    async def test_a_failed_event_sets_its_key_aside(self, store: Store) -> None:
+    async def test_the_key_of_a_failed_event_is_held(self, store: Store) -> None:
         grant = await self.own(store)
         failed, free = await self.write(store, grant, *self.events(2))
         assert failed.key is not None
-        aside = await store.settle(
-            grant,
-            Settlement(failed=[Failure(failed, "refused", 3)], aside={failed.key: KeyAside(Aside.RETRY, PAST)}),
+        held_now = await settle(
+            store,
+            Settlement(
+                grant, failed=[Failure(failed, "refused", 3)], hold_keys={failed.key: Hold(HoldMode.RETRYING, PAST)}
+            ),
         )
-        assert set(aside) == {failed.key}
-        assert set(await store.keys_aside(grant)) == {failed.key}
+        assert set(held_now) == {failed.key}
+        assert set(await store.held_keys(grant)) == {failed.key}
         assert await self.count(store) == {Status.FAILED: 1, Status.PENDING: 1}
         assert ids(await self.read(store, grant)) == [free.id]
         run = await store.read_due(grant, 10, MAX_BYTES)
         assert run is not None
-        assert (run.key, run.mode) == (failed.key, Aside.RETRY)
+        assert (run.key, run.mode) == (failed.key, HoldMode.RETRYING)
         assert [(event.id, event.attempts, event.status) for event in run.events] == [(failed.id, 3, Status.FAILED)]
 
     @pytest.mark.asyncio
@@ -236,7 +239,7 @@ class SettleTests(StoreSetup):
         key = self.key()
         head, behind, free = await self.write(store, grant, *self.events(2, key=key), self.event())
         await self.fail_head(store, grant, head, delay=LONG)
-        assert set(await store.settle(grant, Settlement(held=[behind], published=[free]))) == {key}
+        assert set(await settle(store, Settlement(grant, held=[behind], published=[free]))) == {key}
         assert await self.count(store) == {Status.FAILED: 1, Status.HELD: 1, Status.PUBLISHED: 1}
         assert await self.read(store, grant) == []
 
@@ -244,7 +247,7 @@ class SettleTests(StoreSetup):
     async def test_nothing_is_held_behind_a_key_that_is_free(self, store: Store) -> None:
         grant = await self.own(store)
         (event,) = await self.write(store, grant, self.event())
-        assert not await store.settle(grant, Settlement(held=[event]))
+        assert not await settle(store, Settlement(grant, held=[event]))
         assert ids(await self.read(store, grant)) == [event.id], "nobody would ever release it"
 
     @pytest.mark.asyncio
@@ -254,7 +257,7 @@ class SettleTests(StoreSetup):
             store, grant, self.event(payload=b"\x00\xff", headers={"a": "b"}), self.event(key=None)
         )
         dead = [Failure(event, "refused for good", 4), Failure(keyless, "too large", 1)]
-        await store.settle(grant, Settlement(dead=dead))
+        await settle(store, Settlement(grant, dead=dead))
         assert await self.count(store) == {Status.DEAD: 2}
         assert await self.read(store, grant) == []
         letters = {letter.event.id: letter for letter in await store.dead_letters(STREAM)}
@@ -271,9 +274,9 @@ class SettleTests(StoreSetup):
         (event,) = await self.write(store, grant, self.event())
         assert event.key is not None
         for attempts, error in enumerate(("first", "second"), 1):
-            aside = {event.key: KeyAside(Aside.RETRY, PAST)}
-            await store.settle(grant, Settlement(failed=[Failure(event, error, attempts)], aside=aside))
-        await store.settle(grant, Settlement(dead=[Failure(event, "third", 3)]))
+            held_now = {event.key: Hold(HoldMode.RETRYING, PAST)}
+            await settle(store, Settlement(grant, failed=[Failure(event, error, attempts)], hold_keys=held_now))
+        await settle(store, Settlement(grant, dead=[Failure(event, "third", 3)]))
         (letter,) = await store.dead_letters(STREAM)
         assert [(line["error"], line["attempts"]) for line in letter.errors] == [
             ("first", 1),
@@ -286,9 +289,9 @@ class SettleTests(StoreSetup):
         grant = await self.own(store)
         (event,) = await self.write(store, grant, self.event(key=None))
         error = 'line\r\nnext\u2028separator\u2029\x85\x1c\x0b"quoted" 東京 \U0001f4ee {x} %s'
-        await store.settle(grant, Settlement(failed=[Failure(event, error, 1, PAST)]))
-        await store.promote(STREAM, 10)
-        await store.settle(grant, Settlement(dead=[Failure(event, error, 2)]))
+        await settle(store, Settlement(grant, failed=[Failure(event, error, 1, PAST)]))
+        await store.reenter_due(STREAM, 10)
+        await settle(store, Settlement(grant, dead=[Failure(event, error, 2)]))
         (letter,) = await store.dead_letters(STREAM)
         assert letter.error == error
         assert [line["error"] for line in letter.errors] == [error, error]
@@ -299,8 +302,8 @@ class SettleTests(StoreSetup):
         failed, dead = await self.write(store, grant, *self.events(2, key=None))
         # Bytes that a client library could not decode end up like this in the text of its error.
         error = "cannot parse \x00 and \udcff"
-        settlement = Settlement(failed=[Failure(failed, error, 1, LONG)], dead=[Failure(dead, error, 1)])
-        await store.settle(grant, settlement)
+        settlement = Settlement(grant, failed=[Failure(failed, error, 1, LONG)], dead=[Failure(dead, error, 1)])
+        await settle(store, settlement)
         assert await self.count(store) == {Status.FAILED: 1, Status.DEAD: 1}
         (letter,) = await store.dead_letters(STREAM)
         assert letter.error.startswith("cannot parse ")
@@ -310,8 +313,8 @@ class SettleTests(StoreSetup):
         grant = await self.own(store)
         key = self.key()
         head, second, third, free = await self.write(store, grant, *self.events(3, key=key), self.event())
-        await self.kill_head(store, grant, head, second, mode=Aside.PARKED)
-        assert set(await store.settle(grant, Settlement(held=[third]))) == {key}
+        await self.kill_head(store, grant, head, second, mode=HoldMode.PARKED)
+        assert set(await settle(store, Settlement(grant, held=[third]))) == {key}
         assert await self.count(store) == {Status.DEAD: 3, Status.PENDING: 1}
         letters = await store.dead_letters(STREAM)
         assert {letter.event.id for letter in letters} == {head.id, second.id, third.id}
@@ -322,31 +325,32 @@ class SettleTests(StoreSetup):
     async def test_an_id_that_died_may_die_again(self, store: Store) -> None:
         grant = await self.own(store)
         (event,) = await self.write(store, grant, self.event(key=None))
-        await store.settle(grant, Settlement(dead=[Failure(event, "refused", 1)]))
+        await settle(store, Settlement(grant, dead=[Failure(event, "refused", 1)]))
         try:
             await store.add([event])
         except DuplicateEvent:
             return
-        # A settle that raises would be tried for ever, and nothing behind it in its shard would move.
-        await store.settle(grant, Settlement(dead=[Failure(event, "refused again", 1)]))
+        # A settle that raises would be tried forever, and its shard would stand still.
+        await settle(store, Settlement(grant, dead=[Failure(event, "refused again", 1)]))
         assert await self.read(store, grant) == []
         assert {letter.event.id for letter in await store.dead_letters(STREAM)} == {event.id}
 
     @pytest.mark.asyncio
-    async def test_a_settle_names_the_keys_that_are_set_aside(self, store: Store) -> None:
+    async def test_a_settle_names_the_held_keys(self, store: Store) -> None:
         grant = await self.own(store)
-        aside, freed, held, free = (self.key() for _ in range(4))
-        events = [self.event(key=key) for key in (aside, freed, held, free)]
+        held_now, freed, held, free = (self.key() for _ in range(4))
+        events = [self.event(key=key) for key in (held_now, freed, held, free)]
         one, two, three, four = await self.write(store, grant, *events)
         for event in (two, three):
             await self.fail_head(store, grant, event, delay=LONG)
         (behind,) = await self.write(store, grant, self.event(key=held))
         settlement = Settlement(
+            grant,
             failed=[Failure(one, "refused", 1)],
             published=[two],
-            aside={aside: KeyAside(Aside.RETRY, LONG)},
-            release=[freed],
+            hold_keys={held_now: Hold(HoldMode.RETRYING, LONG)},
+            release_keys=[freed],
             held=[behind, four],
         )
-        assert set(await store.settle(grant, settlement)) == {aside, held}
-        assert set(await store.keys_aside(grant)) == {aside, held}
+        assert set(await settle(store, settlement)) == {held_now, held}
+        assert set(await store.held_keys(grant)) == {held_now, held}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from pillarbox.conformance.store_setup import SHARDS, STREAM, Connect, StoreSetup, ids
+from pillarbox.conformance.store_setup import SHARDS, STREAM, Connect, StoreSetup, ids, settle
 from pillarbox.errors import DuplicateEvent, SchemaError
 from pillarbox.event import Event, Status
 from pillarbox.store import Settlement, Store
@@ -87,7 +87,7 @@ class SchemaTests(StoreSetup):
     async def test_the_number_of_shards_belongs_to_the_outbox(self, store: Store, connect: Connect) -> None:
         late = connect(shards=2 * SHARDS + 1)
         await late.open()
-        await late.join(STREAM, "ann", 60)
+        await self.join(late, STREAM, "ann", 60)
         assert len(await late.take(STREAM, "ann", 100, 60)) == SHARDS
         await late.close()
 
@@ -172,7 +172,7 @@ class WritingTests(StoreSetup):
     async def test_a_seq_is_never_given_again(self, store: Store) -> None:
         grant = await self.own(store)
         first = await self.write(store, grant, *self.events(3))
-        await store.settle(grant, Settlement(published=first, keep_published=False))
+        await settle(store, Settlement(grant, published=first, keep_published=False))
         (second,) = await self.write(store, grant, self.event())
         assert second.seq > first[-1].seq
 

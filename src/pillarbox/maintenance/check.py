@@ -1,4 +1,4 @@
-"""A check: the user's function that finds what is missing, in whatever form it was written."""
+"""A check: a user's function that finds missing events. It may be plain or async, a generator or not."""
 
 import asyncio
 import inspect
@@ -17,6 +17,8 @@ from pillarbox.event import Event
 from pillarbox.ids import uuid7
 from pillarbox.threads import Thread
 
+__all__ = ["Check"]
+
 log = logging.getLogger(__name__)
 
 _BATCH: Final = 100
@@ -30,11 +32,12 @@ Events: TypeAlias = Iterable[Event] | AsyncIterable[Event]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the reconciler looks for: data whose event is missing.
+    """Finds data whose event is missing, for the reconciler.
 
+    name: shown in logs and reports.
     find: a function without arguments that yields or returns the events that should have had their effect, made by
     ``outbox.event(..., id=stable_id(...))``; async, or plain, which runs in a thread.
-    interval_seconds: between two runs. limit: the most events that one run emits.
+    interval_seconds: between two runs. limit: the most events that one run writes.
     """
 
     name: str
@@ -62,7 +65,7 @@ class Check:
 
 
 class _Pulled(NamedTuple):
-    """Some of the events, and why there are not more: an error, or that it was all."""
+    """Some of the events; then an error, or the last ones."""
 
     events: list[Event]
     error: BaseException | None = None
@@ -70,7 +73,7 @@ class _Pulled(NamedTuple):
 
 
 class _Batch:
-    """Collects what comes until it is enough for a round trip: a slow check must not keep what it has found."""
+    """Collects events for one round trip. It is full after a second too, so that a slow check's events do not wait."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -84,13 +87,15 @@ class _Batch:
         return len(self.events) >= _BATCH or self._bytes >= _BATCH_BYTES or time.monotonic() >= self._until
 
 
-async def batches(check: Check, is_stopped: Callable[[], bool]) -> AsyncGenerator[list[Event], None]:
-    """The events that the check finds, in order. One that fails has given those before it; then CheckFailed.
+async def batches(
+    check: Check, is_stopped: Callable[[], bool], logger: logging.Logger | None = None
+) -> AsyncGenerator[list[Event], None]:
+    """The events that the check finds, in order. Raises CheckFailed if it fails, after the events before that.
 
-    Between two events it ends when it is stopped. A generator is closed where it ran: in its thread or task.
+    It can be stopped between two events. A generator is closed in the thread or task in which it ran.
     """
-    examine = _Examiner(check.name)
-    # One thread from the call to the close: connections of many drivers may not change it.
+    examine = _Examiner(check.name, logger or log)
+    # One thread from the call to the close: connections of many drivers must stay in their thread.
     thread = Thread(f"pillarbox-check-{check.name}")
     try:
         if _is_async(check.find):
@@ -152,7 +157,7 @@ async def _pull_async(
         trouble = error
     finally:
         if isinstance(found, AsyncGenerator):
-            _tell_of_close(examine.name, await _attempt_async(found.aclose()))
+            examine.closed(await _attempt_async(found.aclose()))
     yield _Pulled(batch.events, trouble, is_last=True)
 
 
@@ -184,7 +189,7 @@ async def _pull_in(
 
     def close() -> None:
         if iterator and isinstance(iterator[0], Generator):
-            _tell_of_close(examine.name, _attempt(iterator[0].close))
+            examine.closed(_attempt(iterator[0].close))
 
     try:
         while True:
@@ -193,24 +198,19 @@ async def _pull_in(
             if pulled.is_last:
                 break
     finally:
-        # Where a call hangs nobody waits for it: it closes its generator itself, if it ever returns.
+        # Nobody waits for a call that hangs: it closes its generator itself, if it ever returns.
         ended = True
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.wrap_future(thread.submit(close)), _CLOSE_SECONDS)
 
 
-def _tell_of_close(name: str, closed: _Attempt) -> None:
-    if closed.error is not None:
-        extra = {"action": "check_close_failed", "check": name}
-        log.warning("check '%s' failed while it was closed", name, exc_info=closed.error, extra=extra)
-
-
 class _Examiner:
-    """Refuses what is no event, or has an id that the next run would make anew: each run would emit another copy."""
+    """Refuses what is not an event, and events with a new id: each run would write another copy of them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, logger: logging.Logger) -> None:
         self.name = name
-        self._began = uuid7()  # lower than all that this process will make, whatever its clock does
+        self._log = logger
+        self._began = uuid7()  # lower than all ids that this process will make, even if its clock goes back
 
     def __call__(self, event: Any) -> Event:
         if not isinstance(event, Event):
@@ -225,15 +225,25 @@ class _Examiner:
             )
         return event
 
+    def closed(self, attempt: _Attempt) -> None:
+        """The check's generator was closed."""
+        if attempt.error is not None:
+            self._log.warning(
+                "check '%s' failed while it was closed",
+                self.name,
+                exc_info=attempt.error,
+                extra={"action": "check_close_failed", "check": self.name},
+            )
+
     def _is_fresh(self, event: Event) -> bool:
-        # Made in this run, and with the event: an id that the application keeps with its data, and that is younger
-        # than this run because the run is long, is older than the event that is made of it.
+        # An id is fresh if it was made in this run together with its event. In a long run the application can write
+        # data with an id of its own; the event that the check makes of it is younger than that id.
         id_at, event_at = event.id.int >> 80, event.created_at.timestamp() * 1000
         return event.id.version == 7 and event.id > self._began and id_at >= event_at - _FRESH_MILLISECONDS
 
 
 def _is_async(function: Any) -> bool:
-    # Of an object with __call__ that method, not the object, tells what kind of function it is.
+    # An object with __call__ is async if that method is.
     faces = (function, type(function).__call__)
     return any(inspect.iscoroutinefunction(face) or inspect.isasyncgenfunction(face) for face in faces)
 

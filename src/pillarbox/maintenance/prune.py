@@ -1,19 +1,17 @@
-"""Prune: published events and dead letters that are old enough. Nothing that was not published is ever pruned."""
+"""Prune: deletes published events and dead letters that are old enough."""
 
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 from pillarbox.maintenance.service import Service
-from pillarbox.store import Store
-
-log = logging.getLogger(__name__)
+from pillarbox.store import Retention
 
 DAY_SECONDS = 86_400.0
 
 
 class Pruned(NamedTuple):
-    """How many rows a run deleted."""
+    """The number of rows that a run deleted."""
 
     published: int
     dead: int
@@ -23,11 +21,11 @@ class Prune(Service):
     """Deletes in batches, so that no statement holds locks for long; ``limit`` bounds one run of each kind."""
 
     name = "prune"
-    first_seconds = 60.0  # what waited while no relay ran comes first
+    first_seconds = 60.0  # a relay that starts publishes its backlog first
 
     def __init__(
         self,
-        store: Store,
+        store: Retention,
         *,
         keep_published_seconds: float = DAY_SECONDS,
         keep_dead_seconds: float = 7 * DAY_SECONDS,
@@ -35,8 +33,9 @@ class Prune(Service):
         batch: int = 1000,
         limit: int = 10_000_000,
         on_progress: Callable[[Pruned], None] = lambda so_far: None,
+        logger: logging.Logger | None = None,
     ) -> None:
-        super().__init__(interval_seconds)
+        super().__init__(interval_seconds, logger)
         self._store = store
         self._keep_published = keep_published_seconds
         self._keep_dead = keep_dead_seconds
@@ -61,7 +60,7 @@ class Prune(Service):
             if deleted < self._batch:
                 break
         if published or dead:
-            log.info(
+            self._log.info(
                 "pruned %d published events and %d dead letters",
                 published,
                 dead,

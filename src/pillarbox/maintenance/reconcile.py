@@ -1,4 +1,4 @@
-"""Reconcile: emits the events that a check finds missing and the outbox does not know, each one once."""
+"""Reconcile: writes the events that a check found missing and the outbox does not know, each one once."""
 
 import asyncio
 import logging
@@ -13,16 +13,14 @@ from pillarbox.maintenance.check import Check, batches
 from pillarbox.maintenance.service import Service
 from pillarbox.store import Filter, Store
 
-log = logging.getLogger(__name__)
-
 _CANCEL_SECONDS: Final = 3.0  # longer than a generator's close may take
 
 
 class Reconciled(NamedTuple):
-    """What a run found.
+    """The events that a run found, by what the outbox knew about them.
 
     missing: the outbox did not know them. emitted: those that were written; none in a dry run.
-    waiting, published, dead: the outbox knows them, and they are left alone.
+    waiting, published, dead: the outbox knows them, and they stay as they are.
     more: the run ended before the check did, at its limit or at a stop.
     """
 
@@ -40,14 +38,14 @@ class Reconciled(NamedTuple):
 
 
 class Reconcile(Service):
-    """Runs one check. Safe to run anywhere at any time: an event whose id the outbox knows is never written again.
+    """Runs one check. Safe to run anywhere and at any time: an event whose id the outbox knows is not written again.
 
     limit: instead of the check's. dry_run: writes nothing. grace_seconds: how long a stop waits for a check that
     hangs between two events.
     """
 
     name = "reconcile"
-    first_seconds = 60.0  # a relay that starts has better things to do
+    first_seconds = 60.0  # a relay that starts publishes its backlog first
 
     def __init__(
         self,
@@ -58,8 +56,9 @@ class Reconcile(Service):
         dry_run: bool = False,
         grace_seconds: float = 20.0,
         on_progress: Callable[[Reconciled], None] = lambda so_far: None,
+        logger: logging.Logger | None = None,
     ) -> None:
-        super().__init__(check.interval_seconds)
+        super().__init__(check.interval_seconds, logger)
         self.about = {"check": check.name}
         self._store = store
         self._check = check
@@ -69,17 +68,19 @@ class Reconcile(Service):
         self._on_progress = on_progress
 
     async def run_once(self) -> Reconciled:
-        run = _Run(self._store, self._check, self._limit, self._dry_run, self._stop.is_set, self._on_progress)
+        run = _Run(
+            self._store, self._check, self._limit, self._dry_run, self._stop.is_set, self._on_progress, self._log
+        )
         try:
             await self._until_stopped(run)
         finally:
             if not self._dry_run:
-                _tell(run.so_far)
+                self._report(run.so_far)
         return run.so_far
 
     async def _until_stopped(self, run: "_Run") -> None:
-        # A task of its own: a check may wait for something that never comes, and the relay has to stop all the same.
-        work = asyncio.create_task(run.through(), name=f"pillarbox-check-{self._check.name}")
+        # A task of its own: a check may hang, and the relay must be able to stop.
+        work = asyncio.create_task(run.run(), name=f"pillarbox-check-{self._check.name}")
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -93,8 +94,10 @@ class Reconcile(Service):
         if work.done() and not work.cancelled():
             return work.result()
         if not self._stop.is_set():
-            raise CheckFailed(f"check '{self._check.name}' was cancelled, though not by the relay; catch it there")
-        log.warning(
+            raise CheckFailed(
+                f"check '{self._check.name}' was cancelled by its own code; catch asyncio.CancelledError in it"
+            )
+        self._log.warning(
             "check '%s' did not come to its next event within %g s of the stop, and is given up",
             self._check.name,
             self._grace,
@@ -102,6 +105,24 @@ class Reconcile(Service):
         )
         run.so_far = run.so_far._replace(more=True)
         return None
+
+    def _report(self, done: Reconciled) -> None:
+        if not done.found:
+            return
+        # Published and dead events stay as they are until an operator acts.
+        level = logging.WARNING if done.published or done.dead else logging.INFO
+        self._log.log(
+            level,
+            "check '%s' found %d without effect: %d emitted, %d waiting, %d published already, %d dead%s",
+            done.check,
+            done.found,
+            done.emitted,
+            done.waiting,
+            done.published,
+            done.dead,
+            "; there may be more" if done.more else "",
+            extra={"action": "reconciled", **done._asdict()},
+        )
 
 
 class _Run:
@@ -115,6 +136,7 @@ class _Run:
         dry_run: bool,
         is_stopped: Callable[[], bool],
         on_progress: Callable[[Reconciled], None],
+        logger: logging.Logger,
     ) -> None:
         self.so_far = Reconciled(check.name)
         self._store = store
@@ -123,10 +145,11 @@ class _Run:
         self._dry_run = dry_run
         self._is_stopped = is_stopped
         self._on_progress = on_progress
+        self._log = logger
         self._missing: set[UUID] = set()  # a check may find one twice
 
-    async def through(self) -> None:
-        async with aclosing(batches(self._check, self._is_stopped)) as found:
+    async def run(self) -> None:
+        async with aclosing(batches(self._check, self._is_stopped, self._log)) as found:
             async for events in found:
                 known = await self._known(events)
                 for event in events:
@@ -139,14 +162,15 @@ class _Run:
 
     async def _known(self, events: Sequence[Event]) -> Mapping[UUID, Status]:
         ids = list({event.id for event in events})
-        # Twice as many: an id that died and was written again is in both places, and the one that moves counts.
+        # Twice as many: an id that died and was written again is found twice. The event that is not dead counts.
         found = await self._store.find(Filter(ids=ids), 2 * len(ids))
         states = sorted((each.event for each in found), key=lambda event: event.status is not Status.DEAD)
         return {event.id: event.status for event in states}
 
     async def _one(self, event: Event, status: Status | None) -> bool:
-        """False: it is missing, and one more than may be emitted. What is known costs nothing of the limit: else those
-        that stand first in every run would keep all others from their turn."""
+        """Count one event, or write it; False: it is missing, and the limit is reached.
+
+        Known events do not count towards the limit: those that come first in every run would use it up."""
         if event.id in self._missing:
             return True
         match status:
@@ -163,11 +187,11 @@ class _Run:
         return True
 
     async def _emit(self, event: Event) -> None:
-        # Each in a transaction of its own: two relays with the same events in another order would lock each other out.
+        # Each in a transaction of its own: two relays with the same events in another order would deadlock.
         if not self._dry_run:
             try:
                 await self._store.add([event])
-            except DuplicateEvent:  # another relay, or the application, was faster
+            except DuplicateEvent:  # another relay or the application was faster
                 self._count(waiting=1)
                 return
         self._missing.add(event.id)
@@ -176,22 +200,3 @@ class _Run:
     def _count(self, *, more: bool = False, **counts: int) -> None:
         grown = {name: getattr(self.so_far, name) + count for name, count in counts.items()}
         self.so_far = self.so_far._replace(more=more, **grown)
-
-
-def _tell(done: Reconciled) -> None:
-    if not done.found:
-        return
-    # Those that were published or are dead stay as they are until somebody looks.
-    level = logging.WARNING if done.published or done.dead else logging.INFO
-    log.log(
-        level,
-        "check '%s' found %d without effect: %d emitted, %d waiting, %d published already, %d dead%s",
-        done.check,
-        done.found,
-        done.emitted,
-        done.waiting,
-        done.published,
-        done.dead,
-        "; there may be more" if done.more else "",
-        extra={"action": "reconciled", **done._asdict()},
-    )

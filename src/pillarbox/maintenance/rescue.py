@@ -1,11 +1,9 @@
-"""Rescue: events of queue streams whose worker died or hangs go to another one."""
+"""Rescue: takes events of queue streams from workers that died or hang."""
 
 import logging
 
 from pillarbox.maintenance.service import Service
-from pillarbox.store import Rescued, Store
-
-log = logging.getLogger(__name__)
+from pillarbox.store import Claims, Rescued
 
 
 class Rescue(Service):
@@ -15,15 +13,16 @@ class Rescue(Service):
 
     def __init__(
         self,
-        store: Store,
+        store: Claims,
         stream: str,
         *,
         stuck_seconds: float = 600.0,
         max_attempts: int = 5,
         interval_seconds: float = 20.0,
         batch: int = 500,
+        logger: logging.Logger | None = None,
     ) -> None:
-        super().__init__(interval_seconds)
+        super().__init__(interval_seconds, logger)
         self._store = store
         self._stream = stream
         self._stuck = stuck_seconds
@@ -39,7 +38,7 @@ class Rescue(Service):
             if done.retried + done.dead < self._batch:
                 break
         if retried or dead:
-            log.warning(
+            self._log.warning(
                 "stream '%s': rescued %d events of workers that died or hang, %d of them dead",
                 self._stream,
                 retried + dead,

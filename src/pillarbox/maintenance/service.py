@@ -1,4 +1,4 @@
-"""What every maintenance service shares: an interval, one run that can be called by itself, start and stop."""
+"""The base of every maintenance service: an interval, one run that can be called by itself, start and stop."""
 
 import asyncio
 import logging
@@ -10,25 +10,26 @@ from typing import Any
 
 from pillarbox.errors import ConfigError, StoreDown
 
-log = logging.getLogger(__name__)
-
 
 class Service(ABC):
-    """Runs ``run_once`` every ``interval_seconds`` until it is stopped; what fails is logged and tried again."""
+    """Runs ``run_once`` every ``interval_seconds`` until it is stopped. A run that fails is logged and tried again.
+
+    logger: gets the log lines; default: that of the service's module."""
 
     name: str
     first_seconds = 0.0  # after the start
-    about: Mapping[str, str] = MappingProxyType({})  # which one of several of its name, as fields of a log
+    about: Mapping[str, str] = MappingProxyType({})  # fields of a log line that tell services of one name apart
 
-    def __init__(self, interval_seconds: float) -> None:
-        if interval_seconds <= 0:
+    def __init__(self, interval_seconds: float, logger: logging.Logger | None = None) -> None:
+        if not interval_seconds > 0:
             raise ConfigError(f"{self.name}: interval_seconds is {interval_seconds}; use a number above 0")
         self.interval_seconds = interval_seconds
         self._stop = asyncio.Event()
+        self._log = logger or logging.getLogger(type(self).__module__)
 
     @abstractmethod
     async def run_once(self) -> Any:
-        """One run; what it did."""
+        """One run. Returns what it did."""
 
     async def run(self) -> None:
         await self._wait(min(self.first_seconds, self.interval_seconds))
@@ -36,9 +37,9 @@ class Service(ABC):
             try:
                 await self.run_once()
             except StoreDown as error:
-                log.warning("%s: %s; trying again later", self._title, error, extra=self._failed)
+                self._log.warning("%s: %s; trying again later", self._title, error, extra=self._failed)
             except Exception:
-                log.exception("%s failed; trying again later", self._title, extra=self._failed)
+                self._log.exception("%s failed; trying again later", self._title, extra=self._failed)
             await self._wait(self.interval_seconds)
 
     @property

@@ -1,12 +1,10 @@
-"""Watch: says when events wait in a stream that no relay serves, for example after a misspelt name."""
+"""Watch: warns of events in a stream that no relay serves, for example after a misspelt name."""
 
 import logging
 from collections.abc import Sequence
 
 from pillarbox.maintenance.service import Service
-from pillarbox.store import Store
-
-log = logging.getLogger(__name__)
+from pillarbox.store import Insights
 
 
 class Watch(Service):
@@ -15,8 +13,10 @@ class Watch(Service):
     name = "watch"
     first_seconds = float("inf")  # the workers of this relay have yet to join
 
-    def __init__(self, store: Store, *, interval_seconds: float = 60.0) -> None:
-        super().__init__(interval_seconds)
+    def __init__(
+        self, store: Insights, *, interval_seconds: float = 60.0, logger: logging.Logger | None = None
+    ) -> None:
+        super().__init__(interval_seconds, logger)
         self._store = store
         self._told: set[str] = set()
 
@@ -24,7 +24,7 @@ class Watch(Service):
         streams = await self._store.unserved()
         for stream in streams:
             if stream not in self._told:
-                log.warning(
+                self._log.warning(
                     "events wait in stream '%s' and no relay serves it; add it to a relay, or correct the writer",
                     stream,
                     extra={"action": "unserved", "stream": stream},

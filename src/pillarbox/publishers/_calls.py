@@ -1,4 +1,4 @@
-"""Calls of handlers, and what their end means for the event."""
+"""Calls of handlers, and the outcomes that they give."""
 
 import contextvars
 import inspect
@@ -13,12 +13,13 @@ from typing import Any, Final
 from pillarbox.errors import ConfigError, Reject
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, Outcome, rejected, retry
-from pillarbox.publishers._keys import Lane
+from pillarbox.publishers.keyed import Cursor
 
 logger = logging.getLogger("pillarbox.publishers.handlers")
 
 _SHORTEST_SECRET: Final = 4
-_STINT_SECONDS: Final = 0.05
+# A thread goes back after this time, so that others get its place.
+_RUN_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +33,21 @@ class Handler:
 
 
 def make_handler(function: Callable[[Event], Any], timeout_seconds: float | None) -> Handler:
-    """The function as a handler; ConfigError when it could never be called as one."""
+    """The function as a handler; ConfigError when it cannot be called with an event."""
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     if not callable(function):
         raise ConfigError(f"a handler is a function that takes an event, not {_kind(function)}")
-    # Of an object with __call__ that method, not the object, tells what kind of function it is.
-    faces = (function, type(function).__call__)
-    if any(inspect.isgeneratorfunction(face) or inspect.isasyncgenfunction(face) for face in faces):
-        raise ConfigError(f"handler {name} is a generator, which nobody would run; remove its `yield`")
+    # An object with __call__ is async if that method is.
+    forms = (function, type(function).__call__)
+    if any(inspect.isgeneratorfunction(form) or inspect.isasyncgenfunction(form) for form in forms):
+        raise ConfigError(f"handler {name} is a generator, so its code would never run; remove its `yield`")
     try:
         inspect.signature(function).bind(None)
     except TypeError as error:
         raise ConfigError(f"handler {name} cannot be called with the event as its only argument: {error}") from error
     except ValueError:  # a built-in without a signature
         pass
-    return Handler(name, function, any(map(inspect.iscoroutinefunction, faces)), timeout_seconds)
+    return Handler(name, function, any(map(inspect.iscoroutinefunction, forms)), timeout_seconds)
 
 
 def checked_timeout(seconds: float | None) -> float | None:
@@ -56,7 +57,7 @@ def checked_timeout(seconds: float | None) -> float | None:
 
 
 async def call_async(handler: Handler, event: Event) -> Outcome:
-    """Await an async handler; every end but KeyboardInterrupt becomes an outcome."""
+    """Await an async handler. Every exception but KeyboardInterrupt becomes an outcome."""
     try:
         returned = await handler.function(event)
     except GeneratorExit:
@@ -67,7 +68,7 @@ async def call_async(handler: Handler, event: Event) -> Outcome:
 
 
 def call_plain(handler: Handler, event: Event) -> Outcome:
-    """Call a plain handler, in the thread of the caller."""
+    """Call a plain handler in the current thread."""
     try:
         returned = handler.function(event)
     except BaseException as error:
@@ -75,32 +76,32 @@ def call_plain(handler: Handler, event: Event) -> Outcome:
     return _success(handler, returned)
 
 
-class Stint:
-    """Plain functions called one after the other in one thread: the way there and back costs more than many of them.
+class ThreadRun:
+    """Plain functions called one after the other in one thread: starting a thread's work costs more than most calls.
 
-    Each call has its time and a context of its own. A stint is short, so that others get their place.
+    Each call has its own time limit and its own context.
     """
 
-    def __init__(self, lane: Lane, handler: Handler, go_on: Callable[[Event], Handler | None]) -> None:
-        self.handler = handler  # that is called now
-        self._lane = lane
-        self._go_on = go_on
+    def __init__(self, cursor: Cursor, handler: Handler, next_handler: Callable[[Event], Handler | None]) -> None:
+        self.handler = handler  # runs now
+        self._cursor = cursor
+        self._next_handler = next_handler
         self._lock = threading.Lock()
         self._is_over = False
         self._deadline = _deadline(handler)
 
     def run(self) -> None:
-        """In the thread."""
-        context, until = contextvars.copy_context(), time.monotonic() + _STINT_SECONDS
-        event, handler = self._lane.event, self.handler
+        """Call handlers until the time is up or the next event needs another thread. In the thread."""
+        context, until = contextvars.copy_context(), time.monotonic() + _RUN_SECONDS
+        event, handler = self._cursor.event, self.handler
         while event is not None:
             outcome = context.copy().run(call_plain, handler, event)
             with self._lock:
                 if self._is_over:
-                    return  # cut off: the lane is not ours any more
-                self._lane.told(outcome)
-                event = self._lane.event if time.monotonic() < until else None
-                found = None if event is None else self._go_on(event)
+                    return  # abandoned: the cursor belongs to the loop again
+                self._cursor.record(outcome)
+                event = self._cursor.event if time.monotonic() < until else None
+                found = None if event is None else self._next_handler(event)
                 if found is None:
                     self._is_over = True
                     return
@@ -108,11 +109,11 @@ class Stint:
                 self._deadline = _deadline(found)
 
     def seconds_left(self) -> float | None:
-        """Of the call that runs now; None: it has no limit."""
+        """Time that the running call still has; None: no limit."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def cut_off(self, *, at_once: bool) -> Handler | None:
-        """End it if its call is late, or at once: who was called then. None: it is over, or in time."""
+    def abandon(self, *, at_once: bool) -> Handler | None:
+        """Give up the running call if it is late, or ``at_once``; the handler that was called. None: not given up."""
         with self._lock:
             late = self._deadline is not None and time.monotonic() >= self._deadline
             if self._is_over or not (late or at_once):
@@ -128,7 +129,7 @@ def _deadline(handler: Handler) -> float | None:
 def _success(handler: Handler, returned: object) -> Outcome:
     if returned is None:
         return PUBLISHED
-    # Neither a forgotten await nor a False that means failure may pass for success.
+    # A forgotten await, or a False that means failure, must not count as success.
     if inspect.iscoroutine(returned):
         returned.close()
         return retry(f"handler {handler.name} returned a coroutine that nobody awaited; await it, or use `async def`")
@@ -172,7 +173,7 @@ def _without_payload(text: str, payload: bytes) -> str:
 
 
 def _forms(payload: bytes) -> Iterator[str]:
-    """The payload as messages tend to quote it: as it is, as Python shows it, and parsed."""
+    """The payload in the forms that error messages quote: as it is, as Python shows it, and parsed."""
     decoded = payload.decode(errors="replace")
     yield repr(payload)
     yield repr(decoded)

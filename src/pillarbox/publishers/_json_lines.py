@@ -4,11 +4,12 @@ import base64
 import json
 from typing import NoReturn
 
+from pillarbox.envelopes.envelope import is_json
 from pillarbox.event import Event
 
 
 def json_line(event: Event) -> bytes:
-    """The event as a line, with its payload as it is when that is JSON on one line, else in base64."""
+    """The event as a line. A payload that is JSON on one line stands in it as it is, any other in base64."""
     fields = {
         "id": str(event.id),
         "seq": event.seq,
@@ -23,21 +24,16 @@ def json_line(event: Event) -> bytes:
     }
     start = json.dumps(fields, separators=(",", ":"))[:-1].encode()
     # Last, so that a reader can cut the payload out byte for byte.
-    if _is_json(event.content_type) and _fits_a_line(event.payload):
+    if is_json(event.content_type) and _fits_a_line(event.payload):
         return b'%b,"payload":%b}\n' % (start, event.payload)
     return b'%b,"payload_base64":"%b"}\n' % (start, base64.b64encode(event.payload))
-
-
-def _is_json(content_type: str) -> bool:
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind == "application/json" or kind.endswith("+json")
 
 
 def _fits_a_line(payload: bytes) -> bool:
     if b"\n" in payload or b"\r" in payload:
         return False
     try:
-        # Decoded here, because given bytes json.loads would take UTF-16 and UTF-32 too.
+        # Decoded here: from bytes json.loads would accept UTF-16 and UTF-32 too.
         json.loads(payload.decode(), parse_constant=_refuse)
     except (ValueError, RecursionError):
         return False

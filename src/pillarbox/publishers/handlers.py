@@ -3,13 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
+from pillarbox.batch import Batch
 from pillarbox.errors import ConfigError
 from pillarbox.event import Event
-from pillarbox.publisher import UNTRIED, Outcome, PublisherFeatures, outage, rejected, retry
-from pillarbox.publishers._calls import Handler, Stint, call_async, checked_timeout, make_handler
-from pillarbox.publishers._keys import Lane, runs_by_key
+from pillarbox.publisher import UNTRIED, Needs, Outcome, Publisher, PublisherFeatures, outage, rejected, retry
+from pillarbox.publishers._calls import Handler, ThreadRun, call_async, checked_timeout, make_handler
+from pillarbox.publishers.keyed import Cursor, KeyedBatch
 from pillarbox.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -17,17 +19,18 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[[Event], Any])
 
 ALL_OTHERS: Final = "*"
+_DEFAULT_CONCURRENCY: Final = 16
 _LEAST_CALLS: Final = 16
 _CANCEL_SECONDS = 1.0
 
 
-class Handlers:
+class Handlers(Publisher):
     """A registry of functions and the publisher that calls them.
 
     An async function runs on the event loop, a plain one in a thread. ``raise Reject(...)`` for an event
     that can never succeed; any other exception is retried. Success is to return None.
 
-    concurrency: how many handlers run at once.
+    concurrency: how many handlers run at once; default: as the stream says, 16 without a relay.
     timeout: seconds that one call may take; None: no limit.
     grace_seconds: how long ``close`` waits for running handlers.
     max_hung: plain functions cannot be stopped; when this many are past their timeout and still running,
@@ -37,18 +40,19 @@ class Handlers:
     def __init__(
         self,
         *,
-        concurrency: int = 16,
+        concurrency: int | None = None,
         timeout: float | None = 60.0,
         grace_seconds: float = 10.0,
         max_hung: int = 16,
     ) -> None:
-        if concurrency < 1:
+        if concurrency is not None and concurrency < 1:
             raise ConfigError(f"concurrency={concurrency}: handlers need at least 1 place to run in")
         if grace_seconds < 0:
             raise ConfigError(f"grace_seconds={grace_seconds}: give 0 or more seconds")
         if max_hung < 1:
             raise ConfigError(f"max_hung={max_hung}: give 1 or more")
-        self._concurrency = concurrency
+        self._given_concurrency = concurrency
+        self._concurrency = concurrency or _DEFAULT_CONCURRENCY
         self._timeout = checked_timeout(timeout)
         self._grace_seconds = grace_seconds
         self._max_hung = max_hung
@@ -73,10 +77,10 @@ class Handlers:
 
         return register
 
-    def limited_to(self, concurrency: int) -> "Handlers":
-        """A publisher of its own for one stream, with the same functions and another concurrency."""
+    def prepared(self, needs: Needs) -> "Handlers":
+        """A publisher of the stream's own with the same functions, so that streams do not share places."""
         other = Handlers(
-            concurrency=concurrency,
+            concurrency=self._given_concurrency or needs.concurrency,
             timeout=self._timeout,
             grace_seconds=self._grace_seconds,
             max_hung=self._max_hung,
@@ -94,7 +98,7 @@ class Handlers:
 
     @property
     def hung(self) -> int:
-        """How many handlers are past their timeout and still running."""
+        """The number of handlers that are past their timeout and still running."""
         return self._threads.hung + len(self._stray)
 
     async def open(self) -> None:
@@ -103,21 +107,11 @@ class Handlers:
         if self._session is None:
             self._session = _Session(self._concurrency)
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
         session = self._session
         if session is None:
-            return [outage("the handlers are not open; call open() first")] * len(events)
-        outcomes = [UNTRIED] * len(events)
-        runs = runs_by_key(events)
-        # The lanes share one iterator: whoever is free takes the next key.
-        rest = iter(runs)
-        if len(runs) == 1:
-            await self._work(session, Lane(rest, events, outcomes))
-            return outcomes
-        async with asyncio.TaskGroup() as lanes:
-            for _ in range(min(self._concurrency, len(runs))):
-                lanes.create_task(self._work(session, Lane(rest, events, outcomes)))
-        return outcomes
+            return [outage("the handlers are not open; call open() first")] * len(batch)
+        return await KeyedBatch(batch).work(partial(self._work, session), concurrency=self._concurrency)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -134,22 +128,22 @@ class Handlers:
                 f"so {handler.name} is refused; when both shall run, give each its own Handlers() and stream"
             )
 
-    async def _work(self, session: "_Session", lane: Lane) -> None:
-        while (event := lane.event) is not None:
+    async def _work(self, session: "_Session", cursor: Cursor) -> None:
+        while (event := cursor.event) is not None:
             async with session:
                 if session.closing:
                     return
                 handler = self._handler_of(event)
                 if handler is None:
-                    lane.told(_no_handler(event))
+                    cursor.record(_no_handler(event))
                 elif self._too_many_hang():
-                    lane.told(
+                    cursor.record(
                         outage(f"{self.hung} handlers hang past their timeout and cannot be stopped; restart the relay")
                     )
                 elif handler.is_async:
-                    lane.told(await self._on_loop(session, handler, event))
+                    cursor.record(await self._on_loop(session, handler, event))
                 else:
-                    await self._in_thread(session, lane, handler)
+                    await self._in_thread(session, cursor, handler)
 
     def _handler_of(self, event: Event) -> Handler | None:
         return self._handlers.get(event.type) or self._handlers.get(ALL_OTHERS)
@@ -171,33 +165,33 @@ class Handlers:
                 call.add_done_callback(self._stray.discard)
                 logger.warning("handler %s ignores its cancellation; %d handlers hang", handler.name, self.hung)
 
-    async def _in_thread(self, session: "_Session", lane: Lane, handler: Handler) -> None:
-        def go_on(event: Event) -> Handler | None:
-            """What the same thread may call next."""
+    async def _in_thread(self, session: "_Session", cursor: Cursor, handler: Handler) -> None:
+        def next_handler(event: Event) -> Handler | None:
+            """The handler that the same thread may call next."""
             found = self._handler_of(event)
             alike = found is not None and not found.is_async and found.timeout_seconds == handler.timeout_seconds
             return found if alike and not (session.closing or self._too_many_hang()) else None
 
         thread = self._threads.take()
-        stint = Stint(lane, handler, go_on)
-        call = thread.submit(stint.run)
+        run = ThreadRun(cursor, handler, next_handler)
+        call = thread.submit(run.run)
         waiter = asyncio.wrap_future(call)
         try:
             while not call.done():
-                await session.wait(waiter, stint.seconds_left())
-                if not call.done() and (late := stint.cut_off(at_once=session.is_cut)) is not None:
-                    lane.told(session.unfinished(late))
+                await session.wait(waiter, run.seconds_left())
+                if not call.done() and (late := run.abandon(at_once=session.is_cut)) is not None:
+                    cursor.record(session.unfinished(late))
                     return
             call.result()
         finally:
             if call.done():
                 self._threads.give_back(thread)
             else:
-                stint.cut_off(at_once=True)
+                run.abandon(at_once=True)
                 waiter.cancel()
                 self._threads.leave_behind(thread, call)
                 logger.warning(
-                    "handler %s cannot be stopped and runs on; %d handlers hang", stint.handler.name, self.hung
+                    "handler %s cannot be stopped and runs on; %d handlers hang", run.handler.name, self.hung
                 )
 
 
@@ -209,7 +203,7 @@ def _no_handler(event: Event) -> Outcome:
 
 
 class _Session:
-    """What lives from one ``open`` to its ``close``."""
+    """The state from one ``open`` to its ``close``."""
 
     def __init__(self, concurrency: int) -> None:
         self.closing = False
@@ -221,7 +215,7 @@ class _Session:
         self._quiet.set()
 
     async def __aenter__(self) -> None:
-        """A place to run a handler in."""
+        """Wait for a place to run a handler in."""
         await self._places.acquire()
         self._running += 1
         self._quiet.clear()
@@ -233,8 +227,8 @@ class _Session:
             self._quiet.set()
 
     async def wait(self, call: asyncio.Future[Any], timeout: float | None) -> None:
-        """Until the call is done, its time is up, or ``close`` waits no longer."""
-        # As asyncio.wait does, which costs more than most handlers that are waited for.
+        """Return when the call is done, its time is up, or ``close`` waits no longer."""
+        # asyncio.wait would cost more than most handlers.
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
 

@@ -1,11 +1,12 @@
-"""A destination in memory, for tests: it shows what arrived and fails when told to."""
+"""A destination in memory, for tests: it keeps deliveries, and fails on request."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pillarbox.batch import Batch
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, PublisherFeatures, Result, outage
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, PublisherFeatures, Result, outage
 
 
 @dataclass(slots=True)
@@ -19,7 +20,7 @@ class _Failure:
         return self.key in (None, event.key) and self.type in (None, event.type)
 
 
-class MemoryPublisher:
+class MemoryPublisher(Publisher):
     """Collects events in ``deliveries``, in the order of publication; they stay after ``close``."""
 
     def __init__(self, *, features: PublisherFeatures | None = None) -> None:
@@ -43,14 +44,14 @@ class MemoryPublisher:
         return "memory"
 
     def fail_next(self, outcome: Outcome, *, key: str | None = None, type: str | None = None, times: int = 1) -> None:
-        """Give the next ``times`` events this outcome instead; with a key or type: of those that have it."""
+        """Give the next ``times`` events this outcome; with a key or a type, the next ones that have it."""
         if outcome.result is Result.PUBLISHED:
             raise ValueError("fail_next() takes a failure: retry(...), rejected(...), outage(...) or UNTRIED")
         if times < 1:
             raise ValueError(f"times={times}: give 1 or more")
         self._failures.append(_Failure(outcome, key, type, times))
 
-    def down(self, error: str = "the memory publisher was told to be down") -> None:
+    def down(self, error: str = "down() was called on the memory publisher") -> None:
         """Answer every event with an outage until ``up``."""
         self._down = error
 
@@ -58,7 +59,7 @@ class MemoryPublisher:
         self._down = None
 
     def hold(self) -> None:
-        """Let calls of ``publish`` wait at their start until ``release``."""
+        """Make calls of ``publish`` wait at their start until ``release``."""
         self._held_back = True
         self._free.clear()
 
@@ -76,7 +77,7 @@ class MemoryPublisher:
         return list(self.deliveries)
 
     async def wait_until_held(self, calls: int = 1, *, timeout: float = 10.0) -> None:
-        """Until at least ``calls`` calls of ``publish`` wait for ``release``."""
+        """Return when at least ``calls`` calls of ``publish`` wait for ``release``."""
         try:
             async with asyncio.timeout(timeout), self._changed:
                 await self._changed.wait_for(lambda: self._waiting >= calls)
@@ -88,17 +89,17 @@ class MemoryPublisher:
         if self._held_back:
             self._free.clear()
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
         session = self._session
         if session is None:
-            return [outage("the memory publisher is not open; call open() first")] * len(events)
+            return [outage("the memory publisher is not open; call open() first")] * len(batch)
         if not self._free.is_set():
             await self._wait_for_release()
             if self._session is not session:
-                return [UNTRIED] * len(events)
+                return [UNTRIED] * len(batch)
         outcomes: list[Outcome] = []
         failed_keys: set[str] = set()
-        for event in events:
+        for event in batch:
             outcome = UNTRIED if event.key in failed_keys else self._deliver(event)
             if outcome.result is not Result.PUBLISHED and event.key is not None:
                 failed_keys.add(event.key)

@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from io import FileIO
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
+from pillarbox.batch import Batch
 from pillarbox.errors import ConfigError, DestinationDown
-from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, PublisherFeatures, outage
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, outage
 from pillarbox.publishers._json_lines import json_line
 from pillarbox.threads import Thread
 
@@ -25,22 +25,24 @@ _NEWLINE: Final = ord("\n")
 _PATIENCE_SECONDS = 5.0
 _WRONG_PATH: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 _REASONS: Final = {
-    errno.EPIPE: "nobody reads the pipe any more; start the relay again with a reader",
+    errno.EPIPE: "the reader of the pipe is gone; start the relay again with a reader",
     errno.ENOSPC: "the disk is full; free some space",
     errno.EDQUOT: "the disk quota is used up; free some space",
 }
 
 
 class Sink(Protocol):
-    """Where bytes go: a raw stream, which may take fewer than it was given."""
+    """A raw stream of bytes. A write may take fewer bytes than it was given."""
 
     def write(self, data: memoryview, /) -> int | None: ...
 
     def flush(self) -> None: ...
 
 
-class _LinePublisher(ABC):
-    """Writes a batch as lines in one go; nothing of it counts as published before all of it is written."""
+class _LinePublisher(Publisher):
+    """Writes a batch as lines in one go. Its events are published when all of it is written."""
+
+    options: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         # One thread for all batches: a write that blocks must be over before the next one begins.
@@ -48,21 +50,13 @@ class _LinePublisher(ABC):
         self._closed: asyncio.Future[None] | None = None
         self._torn = False
 
-    @property
-    def features(self) -> PublisherFeatures:
-        return PublisherFeatures()
-
-    @property
-    @abstractmethod
-    def description(self) -> str: ...
-
     @abstractmethod
     def _prepare(self) -> None:
         """Get ready to write. In the thread."""
 
     @abstractmethod
     def _write(self, data: bytes) -> None:
-        """Write all of it, durably; OSError or ValueError when that failed. In the thread."""
+        """Write all of it durably, or raise OSError or ValueError. In the thread."""
 
     @abstractmethod
     def _let_go(self) -> None:
@@ -86,25 +80,25 @@ class _LinePublisher(ABC):
             raise
         self._closed = asyncio.get_running_loop().create_future()
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
         if self._closed is None or self._thread is None:
-            return [outage(f"{self.description} is not open; call open() first")] * len(events)
-        if not events:
+            return [outage(f"{self.description} is not open; call open() first")] * len(batch)
+        if not batch:
             return []
-        call = asyncio.wrap_future(self._thread.submit(partial(self._write, b"".join(map(json_line, events)))))
+        call = asyncio.wrap_future(self._thread.submit(partial(self._write, b"".join(map(json_line, batch)))))
         try:
             await asyncio.wait({call, self._closed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Takes the batch back unless its write has begun: that may still go through, as an extra copy.
+            # Takes the batch back unless its write has begun. A write that goes on may make an extra copy.
             call.cancel()
         if call.cancelled():
-            return [UNTRIED] * len(events)
+            return [UNTRIED] * len(batch)
         error = call.exception()
         if error is None:
-            return [PUBLISHED] * len(events)
+            return [PUBLISHED] * len(batch)
         if not isinstance(error, OSError | ValueError):
             raise error
-        return [outage(self._sentence(error))] * len(events)
+        return [outage(self._sentence(error))] * len(batch)
 
     async def close(self) -> None:
         closed, self._closed = self._closed, None
@@ -126,7 +120,7 @@ class _LinePublisher(ABC):
             self._thread = None
 
     def _write_all(self, sink: Sink, data: bytes) -> None:
-        # After half a line: the next event must not stand on the same one.
+        # The last write ended inside a line: the next event needs a new one.
         rest = memoryview(b"\n" + data if self._torn else data)
         while rest:
             written = sink.write(rest)
@@ -143,7 +137,7 @@ class _LinePublisher(ABC):
 
 
 class StdoutPublisher(_LinePublisher):
-    """Events as JSON lines on standard output, or on the stream given: published once it is flushed."""
+    """Events as JSON lines on standard output or another stream. They are published when it is flushed."""
 
     def __init__(self, stream: Sink | None = None) -> None:
         super().__init__()
@@ -173,9 +167,9 @@ class StdoutPublisher(_LinePublisher):
 
 
 class FilePublisher(_LinePublisher):
-    """Events as JSON lines at the end of a file: published once they are on the disk.
+    """Events as JSON lines at the end of a file. They are published when they are on the disk.
 
-    A file that was moved away, as for rotation, is made anew. One process at a time may write to it.
+    After the file was moved, for example by log rotation, a new one is made. Only one process may write to it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -221,7 +215,7 @@ class FilePublisher(_LinePublisher):
             self._write_all(self._file, data)
             os.fsync(self._file.fileno())
         except BaseException:
-            # After a failed fsync the kernel forgets what it could not write: start from what the file holds.
+            # After a failed fsync the kernel forgets the unwritten bytes: read again what the file contains.
             self._let_go()
             raise
 
@@ -238,7 +232,7 @@ class FilePublisher(_LinePublisher):
 
 
 def _raw_stdout() -> Sink:
-    # Below Python's buffer: what it could not write it would keep, and complain about it at exit.
+    # Python's own buffer would keep unwritten bytes and complain about them at exit.
     if sys.stdout is None:
         raise ConfigError("this process has no standard output; use `file:///...`")
     sys.stdout.flush()
@@ -250,7 +244,7 @@ def _raw_stdout() -> Sink:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new file's name last through a power cut."""
+    """Make a new file's name survive a power cut."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

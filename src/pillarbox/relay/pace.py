@@ -1,4 +1,4 @@
-"""How long to wait before looking again, how much to read at once, whether a destination may be tried. Pure."""
+"""The pace of a worker: the wait before the next poll, the size of a batch, the wait for a database. Pure."""
 
 import logging
 import random
@@ -7,8 +7,8 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-# Right after work the next look comes soon; waiting grows with the time that nothing came, so that an event waits for
-# about half as long as the pause before it, whatever the rate.
+# Right after work the next poll comes soon. The wait grows while nothing comes, so that an event waits about half as
+# long as the pause before it.
 _SOONEST_SECONDS: Final = 0.001
 _GROWTH: Final = 1.5
 DOZE_AFTER_SECONDS: Final = 1.0
@@ -16,11 +16,11 @@ DOZE_AFTER_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class Pace:
-    """The waiting between two polls of one stream."""
+    """The wait between two polls of one stream."""
 
     idle_seconds: float
     limit_seconds: float
-    waited: float = 0.0  # since there was work
+    waited: float = 0.0  # since the last work
     _next: float = _SOONEST_SECONDS
 
     def worked(self) -> None:
@@ -44,11 +44,12 @@ class Pace:
 
 @dataclass(slots=True)
 class BatchSize:
-    """Grows while turns are quick and full, shrinks while they are slow, so that a stop never waits for long."""
+    """The most events that a turn reads. It grows while turns are quick and full, and shrinks while they are slow, so
+    that a stop never waits for long."""
 
     limit: int
     first: int = 500
-    quick_seconds: float = 0.5  # then one of twice its size is far from slow, and in half of that one of four times
+    quick_seconds: float = 0.5  # twice the size is still far from slow; after half of this time, four times the size
     slow_seconds: float = 2.0
     size: int = field(init=False)
 
@@ -62,52 +63,20 @@ class BatchSize:
             self.size = min(self.limit, self.size * (4 if seconds < self.quick_seconds / 2 else 2))
 
 
-# The most that a shard reads at once after none, one, two and more owners died with it.
-_CAUTIOUS: Final = (1000, 125, 15, 1)
-
-
-@dataclass(slots=True)
-class Caution:
-    """How much at once is read of a shard that owners died with.
-
-    If one of its events killed an owner that read n at once, it is among the next n: once so many are settled, more are
-    read at once again.
-    """
-
-    deaths: int
-    _settled: int = 0  # since the limit was last raised
-
-    def __post_init__(self) -> None:
-        self.deaths = max(0, min(self.deaths, len(_CAUTIOUS) - 1))
-
-    @property
-    def limit(self) -> int | None:
-        """None: there is none."""
-        return _CAUTIOUS[self.deaths] if self.deaths else None
-
-    def settled(self, events: int) -> bool:
-        """Whether there is a death less to be careful about, which the database should know."""
-        before = self.deaths
-        self._settled += events
-        while self.deaths and self._settled >= _CAUTIOUS[self.deaths - 1]:
-            self._settled -= _CAUTIOUS[self.deaths - 1]
-            self.deaths -= 1
-        return self.deaths < before
-
-
 @dataclass(slots=True)
 class Patience:
-    """The waiting for a database that is away: longer each time, said once."""
+    """The wait for a database that is away. It grows each time, and is logged once."""
 
     stream: str
     store: str
     first_seconds: float = 0.1
     limit_seconds: float = 5.0
+    logger: logging.Logger | None = None
     _next: float = 0.0
 
     def after(self, error: Exception) -> float:
         if not self._next:
-            log.warning(
+            (self.logger or log).warning(
                 "stream '%s': %s; trying again until it answers",
                 self.stream,
                 error,
@@ -118,7 +87,7 @@ class Patience:
 
     def reset(self) -> None:
         if self._next:
-            log.info(
+            (self.logger or log).info(
                 "stream '%s': %s answers again",
                 self.stream,
                 self.store,

@@ -1,4 +1,4 @@
-"""When a failed event is tried again: functions of how often it was tried. Pure."""
+"""Retry policies: functions from the number of attempts to the wait before the next one. Pure."""
 
 import random
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same time."""
+    """Always ``seconds``."""
 
     seconds: float = 5.0
 

@@ -1,4 +1,4 @@
-"""What a user says about a stream."""
+"""The settings of a stream."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,26 +10,29 @@ from pillarbox.relay.retry import Exponential, Retry
 
 
 class OnDead(StrEnum):
-    """What becomes of a key when one of its events dies."""
+    """The policy for a key when one of its events dies."""
 
-    SKIP = "skip"  # it goes on; the gap is visible as a dead letter
-    BLOCK = "block"  # it waits until an operator acts
-    PARK = "park"  # what follows dies too
+    SKIP = "skip"  # the next event of the key is published
+    BLOCK = "block"  # the key waits until an operator acts
+    PARK = "park"  # the later events of the key die too
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
     """A named flow of events with a destination and limits of its own.
 
+    name: as in ``outbox.add(..., stream=name)``.
     to: a publisher, handlers, or a URL such as ``kafka://localhost:9092?topic=orders``.
-    mode: ``ordered`` publishes in order per key; ``queue`` works single events, for slow handlers that want no order.
-    slots: turns at once in an ordered stream; default: as many as the publisher serves calls.
-    concurrency: events at once in a queue stream.
-    batch, batch_bytes: the most that one turn reads.
-    max_attempts: tries before an event is dead, unless it has a limit of its own.
+    mode: ``ordered`` publishes in order per key; ``queue`` works on single events, for slow handlers without order.
+    slots: turns at once in an ordered stream; default: the calls that the publisher serves at once.
+    concurrency: events at once in a queue stream, and handlers at once.
+    batch, batch_bytes: the most that one turn reads of a shard.
+    retry: from the number of attempts so far to the seconds until the next one.
+    max_attempts: attempts before an event is dead; an event can have a limit of its own.
+    on_dead: what happens to the key of an event that died.
     lease_seconds: how long a worker that died keeps its shards or events.
-    poll_seconds, poll_limit_seconds: between two looks when idle, growing from the one to the other.
-    stuck_seconds: queue streams: an event held for longer is taken from its worker, even if that renews its lease.
+    poll_seconds, poll_limit_seconds: the wait between two polls of an idle stream grows from the first to the second.
+    stuck_seconds: queue streams: a worker that holds an event for longer loses it, even if it renews its lease.
     """
 
     name: str
@@ -57,10 +60,10 @@ class Stream:
                 raise ConfigError(f"stream '{self.name}': {setting} is {value!r}; use one of: {known}") from None
         if not self.name:
             raise ConfigError("a stream needs a name; the default one is 'default'")
-        if not isinstance(self.to, str) and not hasattr(self.to, "publish"):
+        if not isinstance(self.to, str | Publisher):
             raise ConfigError(
-                f"stream '{self.name}': a {type(self.to).__name__} is no destination; pass a URL or a publisher, "
-                "and register functions with Handlers"
+                f"stream '{self.name}': a {type(self.to).__name__} is no destination; pass a URL, a subclass of "
+                "pillarbox.publisher.Publisher, or register functions with Handlers"
             )
         for setting, low, high in (
             ("slots", 1, 1024),

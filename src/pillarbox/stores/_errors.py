@@ -5,7 +5,7 @@ from typing import Any
 
 
 def keepable(error: str) -> str:
-    """An error's text without what no database keeps: NUL and lone surrogates."""
+    """An error's text without characters that databases refuse: NUL and lone surrogates."""
     return error.encode("utf-8", "replace").decode().replace("\0", "?")
 
 

@@ -1,4 +1,5 @@
-"""Pruning along the ids, where no index has the instant of publication: ids of our own making are in order of time."""
+"""Pruning along the ids, for stores without an index on the instant of publication: ids from uuid7 are in order of
+time."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,10 +12,9 @@ FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 
 
 class IdWalk:
-    """One step: the ids above ``start`` and below ``bound`` can be old enough.
-
-    First what was made before the oldest that is kept; then, past what may be young, the ids that users gave, which
-    may stand anywhere above. ``now`` is the database's.
+    """One step: the ids above ``start`` and below ``bound`` can be old enough. First come ids of events that are older
+    than the limit. Then the walk skips ids that may be young, and goes on with the ids above, which users gave. ``now``
+    is the database's.
     """
 
     def __init__(self, now: float, keep_seconds: float, after: UUID | None) -> None:
@@ -24,5 +24,5 @@ class IdWalk:
         self._beyond = uuid7_floor(now + _DAY) if self.bound == old else None
 
     def next(self, ids: Sequence[UUID], limit: int) -> UUID | None:
-        """Where the next step starts, after one that found these; None: it is through."""
+        """The start of the next step, after one that found these ids; None: the walk is done."""
         return ids[-1] if len(ids) == limit else self._beyond

@@ -1,4 +1,4 @@
-"""A store that is gone when the process ends, for tests: SQLite in memory, so that it behaves like a database."""
+"""A store for tests, on SQLite in memory. It is gone when the process ends."""
 
 from typing import Any, Self
 
@@ -6,7 +6,7 @@ from pillarbox.stores.sqlite import SqliteStore
 
 
 class MemoryStore(SqliteStore):
-    """Share one object between the workers of a test: another one would be another outbox."""
+    """An outbox in memory. Each object is an outbox of its own: the workers of a test share one."""
 
     def __init__(self, *, prefix: str = "outbox", shards: int = 16) -> None:
         super().__init__(":memory:", prefix=prefix, shards=shards)

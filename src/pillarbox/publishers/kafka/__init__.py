@@ -1,20 +1,22 @@
 """Events to Kafka: idempotent, confirmed by all in-sync replicas, in order per key."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
-from pillarbox.envelope import Envelope, HeaderBuilder, envelope_named
+from pillarbox.batch import Batch
+from pillarbox.envelopes import Envelope, HeaderBuilder, Message, envelope_named, kafka
 from pillarbox.errors import ConfigError, DestinationDown, MissingExtra
 from pillarbox.event import Event
-from pillarbox.publisher import UNTRIED, Outcome, PublisherFeatures, outage
-from pillarbox.publishers.kafka.settings import check_properties, parse_url
+from pillarbox.publisher import UNTRIED, Needs, Outcome, Publisher, PublisherFeatures, outage
+from pillarbox.publishers.kafka.settings import OPTIONS, check_properties, parse_url
 from pillarbox.threads import Thread
 
 try:
     from pillarbox.publishers.kafka.client import Client, Link
-    from pillarbox.publishers.kafka.lane import Lane
+    from pillarbox.publishers.kafka.sender import Sender
     from pillarbox.publishers.kafka.topics import Topics, UnreachableError
 except ModuleNotFoundError as error:
     if error.name is None or not error.name.startswith("confluent_kafka"):
@@ -33,7 +35,7 @@ _PROMISES: Final = {
     "linger.ms": 50,
     "topic.metadata.propagation.max.ms": 10_000,
 }
-# A cluster takes so many in the time of a few; a stop never waits long for them.
+# A cluster confirms so many as fast as a few, so a stop need not wait long for them.
 _FIRST_BATCH: Final = 2000
 # The client that asks about topics must not take part in the idempotent protocol.
 _PRODUCER_ONLY: Final = (
@@ -47,21 +49,23 @@ _PRODUCER_ONLY: Final = (
 )
 
 
-class KafkaPublisher:
+class KafkaPublisher(Publisher):
     """Publishes to one Kafka cluster.
 
     servers: ``host:port``, several with commas.
     topic: for events without one of their own; empty: each must have one.
     properties: of librdkafka, passed on; one that would break a promise raises ConfigError.
-    envelope: a function Event -> Message, or one of the names of ``envelope.ENVELOPES``.
+    envelope: an envelope, one of the names of ``pillarbox.envelopes.ENVELOPES``, or a function Event -> Message.
     headers: the header builder for a named envelope.
     source: the ``source`` attribute of CloudEvents.
     producers: how many, and so how many calls of ``publish`` at once.
-    strict_keys: one record per key at a time. Slower; needed only where the brokers' own check of sequence
-    numbers is not to be relied on: without it, too, nothing follows a refused event of its key.
+    strict_keys: one record per key at a time, which is slower. A stream that blocks or parks keys always has it.
+    Without it, too, nothing follows a refused event of its key, as long as the brokers check sequence numbers.
     stuck_seconds: how long a partition may be silent while others confirm; then its keys wait, uncharged.
     connect_seconds: how long ``open`` waits for a broker.
     """
+
+    options = frozenset({*OPTIONS, "properties", "connect_seconds"})
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class KafkaPublisher:
         servers: str | Sequence[str],
         topic: str = "",
         properties: Mapping[str, Any] | None = None,
-        envelope: str | Envelope = "raw",
+        envelope: str | Envelope | Callable[[Event], Message] = "raw",
         headers: HeaderBuilder | None = None,
         source: str = "/pillarbox",
         producers: int = 4,
@@ -85,12 +89,11 @@ class KafkaPublisher:
         if stuck_seconds <= 0:
             raise ConfigError(f"stuck_seconds={stuck_seconds} would give up at once; use 30 or so")
         check_properties(properties or {})
-        if callable(envelope):
-            if headers is not None:
-                raise ConfigError("headers= goes with a named envelope; give the header builder to your envelope")
-            self._envelope: Envelope = envelope
-        else:
-            self._envelope = envelope_named(envelope, headers=headers, source=source)
+        if isinstance(envelope, str):
+            envelope = envelope_named(envelope, headers=headers, source=source)
+        elif headers is not None:
+            raise ConfigError("headers= goes with a named envelope; give the header builder to your envelope")
+        self._message_of = kafka(envelope) if isinstance(envelope, Envelope) else envelope
         given = dict(properties or {})
         self._topic = topic
         self._producers = producers
@@ -104,8 +107,11 @@ class KafkaPublisher:
             **{name: value for name, value in given.items() if not name.startswith(_PRODUCER_ONLY)},
             **base,
         }
-        self._free: asyncio.LifoQueue[tuple[Lane, Thread]] = asyncio.LifoQueue()
-        self._lanes: list[tuple[Lane, Thread]] = []
+        self._start_closed()
+
+    def _start_closed(self) -> None:
+        self._free: asyncio.LifoQueue[tuple[Sender, Thread]] = asyncio.LifoQueue()
+        self._senders: list[tuple[Sender, Thread]] = []
         self._is_open = False
         self._was_open = False
         self._changing = asyncio.Lock()
@@ -117,10 +123,19 @@ class KafkaPublisher:
         properties = {**arguments.pop("properties"), **(overrides.pop("properties", None) or {})}
         return cls(**{**arguments, "properties": properties, **overrides})
 
+    def prepared(self, needs: Needs) -> Self:
+        """With strict keys where the stream needs them. Another stream may share this object, so a copy gets them."""
+        if self._strict_keys or not needs.strict_keys:
+            return self
+        strict = copy.copy(self)
+        strict._strict_keys = True
+        strict._start_closed()
+        return strict
+
     @property
     def features(self) -> PublisherFeatures:
-        # With or without one record per key: brokers refuse what follows a gap in the sequence numbers, and
-        # the gapless guarantee ends the producer there.
+        # Also without one record per key: brokers refuse records after a gap in the sequence numbers, and the
+        # gapless guarantee ends the producer there.
         return PublisherFeatures(calls=self._producers, first_batch=_FIRST_BATCH, strict_keys=True)
 
     @property
@@ -132,44 +147,44 @@ class KafkaPublisher:
         async with self._changing:
             if self._is_open:
                 return
-            lanes = await asyncio.to_thread(self._connect)
-            self._lanes = [(lane, Thread(f"pillarbox-kafka-{number}")) for number, lane in enumerate(lanes, 1)]
+            senders = await asyncio.to_thread(self._connect)
+            self._senders = [(sender, Thread(f"pillarbox-kafka-{number}")) for number, sender in enumerate(senders, 1)]
             self._free = asyncio.LifoQueue()
-            for pair in self._lanes:
+            for pair in self._senders:
                 self._free.put_nowait(pair)
             self._is_open = self._was_open = True
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        """One outcome per event. While no broker answers it waits: that is the open circuit."""
-        if not events:
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        """One outcome per event. Waits while no broker answers."""
+        if not batch:
             return []
         if not self._is_open:
             outcome = UNTRIED if self._was_open else outage(f"{self.description} is not open; call open() first")
-            return [outcome] * len(events)
+            return [outcome] * len(batch)
         free = self._free
-        pair = lane, thread = await free.get()
+        pair = sender, thread = await free.get()
         try:
-            if lane.stop.is_set():  # closed while this call waited for its turn
-                return [UNTRIED] * len(events)
-            return await self._deliver(lane, thread, events)
+            if sender.stop.is_set():  # closed while this call waited for its turn
+                return [UNTRIED] * len(batch)
+            return await self._deliver(sender, thread, batch)
         finally:
             free.put_nowait(pair)
 
     async def close(self) -> None:
-        """Let go. What is on its way has a second to be confirmed."""
+        """Disconnect. Messages in flight have a second to be confirmed."""
         async with self._changing:
             self._is_open = False
-            for lane, _ in self._lanes:
-                lane.stop.set()
-            while self._lanes:
-                pair = lane, thread = await self._free.get()
-                self._lanes.remove(pair)
-                # Ending a producer joins its threads, so it happens in the lane's own.
-                await asyncio.wrap_future(thread.submit(lane.close))
+            for sender, _ in self._senders:
+                sender.stop.set()
+            while self._senders:
+                pair = sender, thread = await self._free.get()
+                self._senders.remove(pair)
+                # Ending a producer joins its threads, so it happens in the sender's thread.
+                await asyncio.wrap_future(thread.submit(sender.close))
                 thread.stop()
 
-    def _connect(self) -> list[Lane]:
-        # Only to have wrong properties found, also while no broker answers.
+    def _connect(self) -> list[Sender]:
+        # Only to find wrong properties, also while no broker answers.
         Client(self._producer_config, (0, 0))
         topics = Topics(self._admin_config, self.description)
         there = False
@@ -181,12 +196,12 @@ class KafkaPublisher:
         except UnreachableError as error:
             raise DestinationDown(f"{self.description} cannot be reached: {error}; the relay tries again") from error
         link = Link(self.description)
-        lanes = [
-            Lane(
+        senders = [
+            Sender(
                 config=self._producer_config,
                 topics=topics,
                 link=link,
-                envelope=self._envelope,
+                message_of=self._message_of,
                 default_topic=self._topic,
                 strict_keys=self._strict_keys,
                 stuck_seconds=self._stuck_seconds,
@@ -194,23 +209,23 @@ class KafkaPublisher:
             for _ in range(self._producers)
         ]
         if there:
-            for lane in lanes:
-                lane.connect()
-        return lanes
+            for sender in senders:
+                sender.connect()
+        return senders
 
-    async def _deliver(self, lane: Lane, thread: Thread, events: Sequence[Event]) -> list[Outcome]:
-        future = asyncio.wrap_future(thread.submit(partial(lane.deliver, events)))
+    async def _deliver(self, sender: Sender, thread: Thread, events: Sequence[Event]) -> list[Outcome]:
+        future = asyncio.wrap_future(thread.submit(partial(sender.deliver, events)))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            # The lane is given back only when its thread is done with it, however often we are cancelled.
-            lane.stop.set()
+            # The sender is free only when its thread is done, even if this call is cancelled.
+            sender.stop.set()
             while not future.done():
                 try:
                     await asyncio.wait([future])
                 except asyncio.CancelledError:
                     continue
             if self._is_open:
-                lane.stop.clear()
+                sender.stop.clear()
             future.exception()
             raise

@@ -1,16 +1,16 @@
-"""The bookkeeping of one ``publish`` call: where events go, which wait, and what became of them. Pure."""
+"""The bookkeeping of one ``publish`` call: targets, keys that wait, outcomes. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pillarbox.envelope import Message
+from pillarbox.envelopes import Message
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, rejected
 from pillarbox.publishers.kafka.topics import lone_batch_bytes
 
 
 class Target(NamedTuple):
-    """Where the events with one value of ``topic`` go."""
+    """The Kafka topic for the events with one value of ``topic``."""
 
     topic: str
     refusal: Outcome | None
@@ -19,7 +19,7 @@ class Target(NamedTuple):
     roomy_bytes: int
 
     def refuse(self, message: Message) -> Outcome | None:
-        """The outcome of a message that the topic would not take."""
+        """The outcome for a message that the topic cannot take; None: it can."""
         if self.compacted and message.key is None:
             return rejected(f"topic {self.topic!r} is compacted and takes no event without a key; give it a key")
         size = lone_batch_bytes(message)
@@ -32,7 +32,7 @@ class Target(NamedTuple):
 
 
 class Call:
-    """One call of ``publish`` on its way."""
+    """One call of ``publish``."""
 
     def __init__(self, events: Sequence[Event], targets: Mapping[str, Target]) -> None:
         self.events = events
@@ -46,8 +46,8 @@ class Call:
         self.any_confirmed = True
         self.outcomes[index] = PUBLISHED
 
-    def settle(self, index: int, outcome: Outcome) -> None:
-        """Anything but published; the first such event of a key counts, later ones stay untried."""
+    def record(self, index: int, outcome: Outcome) -> None:
+        """Record a failure. The first one of a key counts; later events of the key stay untried."""
         key = self.events[index].key
         if key is not None:
             stop = self.stops.get(key)
@@ -64,7 +64,7 @@ class Call:
 
 
 class Runs:
-    """Which events of a key may share a wave: those up to a change of topic; strict: only one."""
+    """Decides which events of a key share a wave: those up to a change of topic; strict: only one."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict

@@ -1,4 +1,4 @@
-"""One Kafka producer with what it reported, and whether its cluster answers."""
+"""One Kafka producer with its delivery reports, and the log lines about a silent cluster."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ logger = logging.getLogger("pillarbox.publishers.kafka")
 
 
 class _Expected(logging.Filter):
-    # A fatal error is how the gapless guarantee reports a refused batch, which the lane handles and reports.
+    # The gapless guarantee reports a refused batch as a fatal error. The sender handles and reports it.
     def filter(self, record: logging.LogRecord) -> bool:
         return not (isinstance(record.args, tuple) and record.args and record.args[0] in ("FATAL", "CONFWARN"))
 
@@ -24,7 +24,7 @@ _client_logger.addFilter(_Expected())
 
 
 class Link:
-    """Says once that the destination is silent to all lanes, and once that it is back."""
+    """Logs once that the destination answers no sender, and once that it is back."""
 
     def __init__(self, description: str) -> None:
         self.description = description
@@ -33,7 +33,7 @@ class Link:
         self._lock = threading.Lock()
 
     def silent(self, seconds: float, reason: str | None) -> None:
-        """A lane has waited for this long."""
+        """A sender has waited for so many seconds."""
         with self._lock:
             if self._is_silent or time.monotonic() - self._confirmed_at < seconds:
                 return
@@ -47,7 +47,7 @@ class Link:
         )
 
     def confirmed(self) -> None:
-        """A lane had something confirmed."""
+        """A message of a sender was confirmed."""
         with self._lock:
             self._confirmed_at = time.monotonic()
             was_silent, self._is_silent = self._is_silent, False
@@ -77,7 +77,7 @@ class Client:
         self.produce: Any = self.producer.produce
 
     def begin(self, count: int) -> list[Callable[[Any, Any], None]]:
-        """Forget the last call; the reporters of the messages 0 to count-1 of this one."""
+        """Forget the last call. Returns the reporters of the messages 0 to count-1."""
         self.confirmed[:] = bytes(count)
         self.errors.clear()
         # Made once and kept: a closure per message would cost as much as a header.
@@ -86,11 +86,11 @@ class Client:
         return self._reporters
 
     def flush(self, seconds: float) -> int:
-        """Send without lingering and serve reports; how many messages have none yet."""
+        """Send without lingering and serve reports. Returns how many messages have none yet."""
         try:
             return int(self.producer.flush(seconds))
         except (KafkaException, SystemError) as error:
-            # The library raises a fatal error while it runs the reporters, which then look as if they failed.
+            # The library raises a fatal error while it runs the reporters, as if they had failed.
             cause = error if isinstance(error, KafkaException) else error.__cause__
             self.fatal = cause.args[0] if isinstance(cause, KafkaException) else KafkaError(KafkaError._FATAL)
             return len(self.producer)

@@ -1,13 +1,14 @@
-"""Settings of the Kafka publisher: what a URL may say, and which client properties would break a promise."""
+"""Settings of the Kafka publisher: options of its URL, and client properties that would break a promise."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pillarbox.errors import ConfigError
+from pillarbox.hints import hint
+from pillarbox.imports import load_object
 
-OPTIONS: Final = ("topic", "envelope", "source", "producers", "strict_keys", "stuck_seconds")
+OPTIONS: Final = ("topic", "envelope", "headers", "source", "producers", "strict_keys", "stuck_seconds")
 # The only librdkafka properties whose names have no dot.
 DOTLESS: Final = ("acks", "retries", "partitioner", "debug")
 
@@ -68,7 +69,7 @@ def check_properties(properties: Mapping[str, Any]) -> None:
 
 
 def parse_url(url: str) -> dict[str, Any]:
-    """The keyword arguments of KafkaPublisher that a URL stands for.
+    """The keyword arguments of KafkaPublisher that a URL contains.
 
     ``kafka://[user:password@]host[:9092][,host...][?option=value&...]``; an option is one of the publisher's
     own or a librdkafka property. With a user, SASL PLAIN over TLS is used unless properties say otherwise.
@@ -98,10 +99,9 @@ def parse_url(url: str) -> dict[str, Any]:
         elif "." in option or option in DOTLESS:
             properties[option] = value
         else:
-            close = difflib.get_close_matches(option, (*OPTIONS, *DOTLESS), n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(OPTIONS)}"
+            meant = hint(option, (*OPTIONS, *DOTLESS), f"use one of: {', '.join(OPTIONS)}")
             raise ConfigError(
-                f"unknown option {option!r} in the Kafka URL; {hint} (names with a dot go to the Kafka client)"
+                f"unknown option {option!r} in the Kafka URL; {meant} (names with a dot go to the Kafka client)"
             )
     if "sasl.mechanisms" in properties:
         properties.pop("sasl.mechanism", None)
@@ -113,7 +113,12 @@ def _with_port(host: str) -> str:
     return host if has_port else f"{host}:9092"
 
 
-def _converted(option: str, value: str) -> str | int | float | bool:
+def _converted(option: str, value: str) -> object:
+    if option == "headers":
+        build = load_object(value, "a header builder")
+        if not callable(build):
+            raise ConfigError(f"headers={value} in the Kafka URL is not a function from an event to its headers")
+        return build
     try:
         if option == "producers":
             return int(value)

@@ -1,4 +1,4 @@
-"""What the cluster says about a topic: whether it exists, its size limit, whether it is compacted."""
+"""Facts about topics that the cluster tells: whether they exist, their size limit, whether they are compacted."""
 
 import logging
 import threading
@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import admin as confluent_admin
 
-from pillarbox.envelope import Message
+from pillarbox.envelopes import Message
 from pillarbox.errors import ConfigError
 
-# Its types leave out what it exports, and the callbacks of its configuration.
+# The library's types lack some exports and the callbacks of its configuration.
 kafka_admin: Any = confluent_admin
 
 logger = logging.getLogger("pillarbox.publishers.kafka")
@@ -49,7 +49,7 @@ class Topics:
         self._known: dict[str, Topic] = {}
         self._fresh_until: dict[str, float] = {}
         self._missing: set[str] = set()
-        self._told = False
+        self._warned = False
         self._lock = threading.Lock()
         self.last_error: str | None = None
         try:
@@ -143,8 +143,8 @@ class Topics:
         except KafkaException as error:
             if error.args[0].code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
                 raise UnreachableError(error.args[0].str()) from error
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 logger.warning(
                     "%s does not tell the limits of topic %s (%s): %d bytes are assumed; "
                     "allow DescribeConfigs on its topics to have the real ones used",
@@ -167,7 +167,7 @@ def topic_problem(name: str, description: str, error: Any) -> str:
 
 
 def config_error(error: Exception) -> ConfigError:
-    """For what the client library says when it does not take its configuration."""
+    """The error for properties that the client library refuses."""
     reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
     return ConfigError(f"the Kafka client refuses its properties: {reason}; correct or remove it")
 

@@ -1,4 +1,4 @@
-"""The sessions in which shards are settled."""
+"""Sessions for the settles of shards."""
 
 import asyncio
 import logging
@@ -10,9 +10,9 @@ from bson import Binary
 from pymongo.errors import PyMongoError
 
 from pillarbox.errors import StoreDown
+from pillarbox.mongo.documents import Document
 from pillarbox.store import Grant
 from pillarbox.stores.mongo.database import CODEC, MongoDatabase, Session
-from pillarbox.stores.mongo.documents import Document
 
 log = logging.getLogger("pillarbox.stores.mongo")
 
@@ -30,16 +30,16 @@ class Settling:
 
     @property
     def name(self) -> Binary:
-        """What its lease has of it."""
+        """Its id, as the lease keeps it."""
         name: Binary = self.session.session_id["id"]
         return name
 
 
 class SettlingSessions:
-    """One session for each shard that is owned; its id stands in the lease.
+    """One session for each owned shard. The lease has its id.
 
-    A transaction does not end with the connection of a worker that was killed: the server keeps it for a minute, and
-    with it the document of the lease, which a take-over has to change. Whoever takes over ends it by this id.
+    When a worker is killed, the server keeps its transaction open for a minute, and locks the lease's document, which a
+    take-over has to change. The new owner ends the transaction by this id.
     """
 
     def __init__(self, database: MongoDatabase) -> None:
@@ -50,17 +50,17 @@ class SettlingSessions:
         return Settling(self._db.new_session())
 
     def keep(self, grant: Grant, settling: Settling) -> None:
-        """To settle with, once the lease names it: a session that no lease names would hold up a take-over."""
+        """Settle with this session from now on. The lease must name it, so that a new owner can end its transaction."""
         self._open[grant] = settling
 
     async def transact(self, grant: Grant, fence: Document, work: Callable[[Session | None], Awaitable[T]]) -> T:
-        """Run it in a transaction of the grant's own session."""
+        """Run ``work`` in a transaction of the grant's own session."""
         if not self._db.replicated:
             return await self._db.transact(work)
         if grant not in self._open:
-            # Taken before this store was closed, and opened again.
+            # The shard was taken before this store was closed and opened again.
             settling = self.new()
-            with self._db.errors():
+            with self._db.commands():
                 await self._db.collection("lease").update_one(fence, {"$set": {"session": settling.name}})
             self.keep(grant, settling)
         settling = self._open[grant]
@@ -70,11 +70,11 @@ class SettlingSessions:
             except StoreDown as error:
                 if getattr(error.__cause__, "code", None) != _INTERRUPTED:
                     raise
-            # By a take-over, which may have come before the commit or after it: looking once more tells.
+            # A take-over ended it, before or after the commit: the next run finds out.
             return await self._db.transact(work, settling.session)
 
     async def end_left_open(self, lease: Document) -> None:
-        """End what the last owner of an expired lease left open."""
+        """End the transaction that the last owner of an expired lease left open."""
         session = lease.get("session")
         if session is None or not self._db.replicated:
             return
@@ -82,8 +82,8 @@ class SettlingSessions:
             await self._db.opened.client.admin.command("killSessions", [{"id": session}], codec_options=CODEC)
         except PyMongoError as error:
             log.warning(
-                "shard %d of stream '%s': a transaction that its last owner may have left open could not be ended "
-                "(%s); the take-over can wait for it for a minute",
+                "shard %d of stream '%s': the last owner may have left a transaction open, and it could not be ended "
+                "(%s); the take-over may have to wait for a minute",
                 lease["shard"],
                 lease["stream"],
                 type(error).__name__,
@@ -91,8 +91,8 @@ class SettlingSessions:
             )
 
     def drop(self, grants: Iterable[Grant]) -> None:
-        """Forgotten rather than ended, which would hand it to the next that wants one: a take-over that comes late
-        would interrupt somebody else's work."""
+        """Forget the sessions of these shards without ending them: PyMongo would reuse them, and a late take-over would
+        interrupt their next user."""
         for grant in grants:
             self._open.pop(grant, None)
 

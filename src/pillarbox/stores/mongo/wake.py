@@ -1,4 +1,4 @@
-"""Wake-up by change stream: opened while a worker sleeps, so that it costs nothing under load."""
+"""Wake-up by a change stream. It is open only while a worker sleeps, so it costs nothing under load."""
 
 import asyncio
 import logging
@@ -15,10 +15,10 @@ _INSERTS = [{"$match": {"operationType": "insert"}}, {"$project": {"stream": "$f
 
 
 class Watcher:
-    """One change stream for all the sleeping workers of a store. Polling is the truth: what it misses is found later.
+    """One change stream for all sleeping workers of a store. Polls find the events that it misses.
 
-    The driver resumes it after a lost connection or an election; where the position is no longer in the oplog, or
-    anything else goes wrong, it is opened anew and every sleeper looks once.
+    The driver resumes it after a lost connection or an election. If its position is no longer in the oplog, or after
+    any other error, it is opened again and every sleeper polls once.
     """
 
     def __init__(self, database: MongoDatabase) -> None:
@@ -42,12 +42,12 @@ class Watcher:
         if self._task is None and self._on_wake:
             opened = asyncio.Event()
             self._task = asyncio.create_task(self._watch(opened), name="pillarbox-watch")
-            # Also when it is stopped before it has begun: else this would wait for ever.
+            # Also if it is stopped before it begins: else this would wait forever.
             self._task.add_done_callback(lambda _: opened.set())
             await opened.wait()
 
     async def close(self) -> None:
-        """Nobody sleeps any more, and nobody is told."""
+        """Forget sleepers and listeners."""
         self._sleepers.clear()
         self._on_wake.clear()
         await self.stop()
@@ -58,7 +58,7 @@ class Watcher:
             await ended(task)
 
     async def _watch(self, opened: asyncio.Event) -> None:
-        # Not for ever: in an outage the driver can make an error of the cancellation.
+        # Not `while True`: in an outage the driver can turn a cancellation into an error of its own.
         while self._task is asyncio.current_task():
             try:
                 await self._watch_once(opened)
@@ -73,7 +73,7 @@ class Watcher:
         with self._db.errors():
             async with await self._db.collection("event").watch(_INSERTS) as changes:
                 opened.set()
-                # It may have been away: whatever came meanwhile is found by looking once.
+                # Events may have come before it was open: a poll finds them.
                 for stream in {stream for stream, _ in self._sleepers}:
                     self._wake(stream)
                 async for change in changes:

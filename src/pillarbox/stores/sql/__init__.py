@@ -1,37 +1,55 @@
-"""What all SQL stores share: the contract in terms of shared statements, and a seam over the driver."""
+"""Shared by the SQL stores: one part for each contract, made of named statements."""
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Final
 
-from pillarbox.event import Event
-from pillarbox.names import Names
-from pillarbox.store import Features
+from pillarbox.sql.rows import Rows
+from pillarbox.sql.statements import Statements
+from pillarbox.store import Claims, Features, Retention, Serving, Turns
+from pillarbox.stores.composed import ComposedStore
+from pillarbox.stores.outbox_info import OutboxInfo
+from pillarbox.stores.sql.claims import SqlClaims
 from pillarbox.stores.sql.database import Connection, Database
-from pillarbox.stores.sql.operations import OperationsPart
-from pillarbox.stores.sql.rows import write_row
-from pillarbox.stores.sql.statements import Dialect, Statement
+from pillarbox.stores.sql.insights import SqlInsights
+from pillarbox.stores.sql.operations import SqlOperator, SqlRetention, SqlWriting
+from pillarbox.stores.sql.schema import SqlSchema
+from pillarbox.stores.sql.serving import SqlServing
+from pillarbox.stores.sql.turns import SqlTurns
 
-__all__ = ["Connection", "Database", "Dialect", "Names", "SqlStore", "Statement"]
+__all__ = ["SHARED", "Connection", "Database", "SqlStore"]
+
+SHARED: Final = __package__  # the statements that are the same on every database
 
 
-class SqlStore(OperationsPart):
-    """A store on a SQL database: a subclass brings the dialect, the driver and what is faster there in another way."""
+class SqlStore(ComposedStore):
+    """An outbox in a SQL database. A database can replace a part by its own.
+
+    ``database``, ``statements`` and ``outbox`` are for tests and tools."""
 
     features = Features()
 
-    def __init__(self, database: Database, names: Names, *, shards: int = 16, description: str = "") -> None:
-        super().__init__(database, names, shards=shards, description=description)
-        self._announced = set()
-        self._polls = {}
-
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        return self._db.transaction()
-
-    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
-        rows = [write_row(event) for event in events]
-        if tx is not None:
-            await tx.execute_many(self._sql["add"], rows)
-            return
-        async with self._db.transaction() as own:
-            await own.execute_many(self._sql["add"], rows)
+    def __init__(
+        self,
+        database: Database,
+        statements: Statements,
+        outbox: OutboxInfo,
+        rows: Rows,
+        *,
+        schema: SqlSchema,
+        serving: Serving | None = None,
+        turns: Turns | None = None,
+        claims: Claims | None = None,
+        retention: Retention | None = None,
+    ) -> None:
+        super().__init__(
+            database,
+            outbox,
+            serving=serving or SqlServing(database, statements, outbox),
+            turns=turns or SqlTurns(database, statements, rows),
+            claims=claims or SqlClaims(database, statements, rows),
+            retention=retention or SqlRetention(database, statements),
+            operator=SqlOperator(database, statements),
+            insights=SqlInsights(database, statements, rows),
+            writing=SqlWriting(database, statements),
+            schema=schema,
+        )
+        self.database, self.statements = database, statements

@@ -1,79 +1,106 @@
-"""Retention, steering and operators on SQL."""
+"""Retention, operators and writing on SQL."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 from uuid import UUID
 
-from pillarbox.event import Status
-from pillarbox.store import DeadLetter, Page
-from pillarbox.stores.sql.finding import FindingPart
-from pillarbox.stores.sql.rows import ADDED, error_history
+from pillarbox.event import Event, Status
+from pillarbox.sql.columns import event_row
+from pillarbox.sql.statements import Statements
+from pillarbox.store import Page, Ref
+from pillarbox.stores.sql.database import Connection, Database
+from pillarbox.stores.sql.serving import reenter
 
 
-class OperationsPart(FindingPart):
-    """The part of a SQL store for everything around the relay's own work."""
+class SqlRetention:
+    """The part that deletes what is old, along seq."""
+
+    def __init__(self, db: Database, sql: Statements) -> None:
+        self._db, self._sql = db, sql
 
     async def prune_published(self, keep_seconds: float, limit: int, after: Any = None) -> Page:
-        # In order of seq, which is the order of insertion: what is too young ends the walk, what waits is stepped over.
-        rows = await self._db.fetch(self._sql["prune_page"], keep=-keep_seconds, limit=limit, after=after or 0)
-        settled = [seq for seq, is_settled, _ in rows if is_settled]
-        deleted = await self._db.execute(self._sql["prune"], seqs=settled, keep=-keep_seconds) if settled else 0
+        rows = await self._db.fetch(self._sql["prune_page"], keep=keep_seconds, limit=limit, after=after or 0)
+        seqs = [seq for seq, can_go, _ in rows if can_go]
+        deleted = await self._db.execute(self._sql["prune"], seqs=seqs, keep=keep_seconds) if seqs else 0
         return Page(deleted, rows[-1][0] if len(rows) == limit and rows[-1][2] else None)
 
     async def prune_dead(self, keep_seconds: float, limit: int) -> int:
-        return await self._db.execute(self._sql["prune_dead"], keep=-keep_seconds, limit=limit)
+        return await self._db.execute(self._sql["prune_dead"], keep=keep_seconds, limit=limit)
+
+
+class SqlOperator:
+    """The part that pauses and resumes streams, and decides about dead letters."""
+
+    def __init__(self, db: Database, sql: Statements) -> None:
+        self._db, self._sql = db, sql
 
     async def pause(self, stream: str, by: str) -> None:
-        await self._steer(stream, "pause", True, by)
+        await self._set_paused(stream, True, "pause", by)
 
     async def resume(self, stream: str, by: str) -> None:
-        await self._steer(stream, "resume", False, by)
+        await self._set_paused(stream, False, "resume", by)
 
-    async def _steer(self, stream: str, action: str, paused: bool, by: str) -> None:
-        async with self._db.transaction() as tx:
+    async def _set_paused(self, stream: str, paused: bool, action: str, by: str) -> None:
+        async def work(tx: Connection) -> None:
             await tx.execute(self._sql["pause"], stream=stream, paused=paused)
             await tx.execute(self._sql["audit"], operator=by, action=action, stream=stream, event_id=None)
 
-    async def doze(self, stream: str, worker: str, asleep: bool) -> None:
-        """Nothing to tell where the database cannot wake a relay."""
+        await self._db.transact(work)
 
-    async def unserved(self) -> Sequence[str]:
-        return [row[0] for row in await self._db.fetch(self._sql["waiting_streams"])]
+    async def replay(self, refs: Sequence[Ref], by: str) -> int:
+        return await self._decide(refs, "replay", by)
 
-    async def count(self, stream: str) -> Mapping[Status, int]:
-        counts = {Status(status): n for status, n in await self._db.fetch(self._sql["count"], stream=stream)}
-        dead = (await self._db.fetch(self._sql["count_dead"], stream=stream))[0][0]
-        return counts | ({Status.DEAD: dead} if dead else {})
+    async def discard(self, refs: Sequence[Ref], by: str) -> int:
+        return await self._decide(refs, "discard", by)
 
-    async def dead_letters(self, stream: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
-        rows = await self._db.fetch(self._sql["dead_letters"], stream=stream, limit=limit)
-        letters = []
-        for row in rows:
-            own_stream, died_at, error, errors = row[ADDED:]
-            event = self._event(row, own_stream, Status.DEAD)
-            letters.append(DeadLetter(event, self._as_instant(died_at), error, error_history(errors)))
-        return letters
+    async def _decide(self, refs: Sequence[Ref], action: str, by: str) -> int:
+        ids: dict[str, list[UUID]] = {}
+        for ref in sorted(refs, key=lambda ref: ref.stream):
+            ids.setdefault(ref.stream, []).append(ref.id)
 
-    async def replay(self, ids: Sequence[UUID], by: str) -> int:
-        return await self._act_on_dead(ids, by, "replay")
+        async def work(tx: Connection) -> int:
+            return sum([await self._decide_in(tx, stream, some, action, by) for stream, some in ids.items()])
 
-    async def discard(self, ids: Sequence[UUID], by: str) -> int:
-        return await self._act_on_dead(ids, by, "discard")
+        return await self._db.transact(work)
 
-    async def _act_on_dead(self, ids: Sequence[UUID], by: str, action: str) -> int:
-        async with self._db.transaction() as tx:
-            letters = await tx.fetch(self._sql["lock_dead"], ids=list(ids))
-            for event_id, stream, shard, key in letters:
-                aside: Sequence[Any] = ()
-                if key is not None:
-                    # From here on the owner's settle of this key waits, and will see what is done here.
-                    aside = await tx.fetch(self._sql["lock_keys"], stream=stream, shard=shard, keys=[key])
-                if action == "replay":
-                    status = Status.FAILED if aside else Status.PENDING
-                    await tx.execute(self._sql["exhume"], id=event_id, status=status.value)
-                await tx.execute(self._sql["audit"], operator=by, action=action, stream=stream, event_id=event_id)
-            await tx.execute(self._sql["remove_dead"], ids=[row[0] for row in letters])
-            for event_id, stream, shard, key in letters:
-                if key is not None:
-                    await tx.execute(self._sql["free_key"], stream=stream, shard=shard, key=key, id=event_id)
+    async def _decide_in(self, tx: Connection, stream: str, ids: Sequence[UUID], action: str, by: str) -> int:
+        letters = await tx.fetch(self._sql["lock_dead"], stream=stream, ids=list(ids))
+        free = []
+        rows = [{"id": event_id, "stream": stream} for event_id, *_ in letters]
+        for row, (event_id, shard, key, seq) in zip(rows, letters, strict=True):
+            place = {"stream": stream, "shard": shard}
+            # From here on a settle of this key waits, and then sees this change.
+            is_held = key is not None and await tx.fetch(self._sql["lock_keys"], **place, keys=[key])
+            if action == "replay":
+                status = Status.FAILED if is_held else Status.PENDING
+                await tx.execute(self._sql["revive"], **row, status=status.value)
+            if not is_held:
+                free.append((seq, event_id))
+        if action == "replay":
+            # An event of a held key keeps its place, because the events behind it wait for it.
+            await reenter(tx, self._sql, stream, [event_id for _, event_id in sorted(free)])
+        await tx.execute_many(self._sql["remove_dead"], rows)
+        audit = {"operator": by, "action": action, "stream": stream}
+        await tx.execute_many(self._sql["audit"], [audit | {"event_id": row["id"]} for row in rows])
+        for event_id, shard, key, _ in letters:
+            if key is not None:
+                await tx.execute(self._sql["free_key"], stream=stream, shard=shard, key=key, id=event_id)
         return len(letters)
+
+
+class SqlWriting:
+    """The part that adds events."""
+
+    def __init__(self, db: Database, sql: Statements) -> None:
+        self._db, self._sql = db, sql
+
+    def transaction(self) -> AbstractAsyncContextManager[Connection]:
+        return self._db.transaction()
+
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
+        rows = [event_row(event) for event in events]
+        if tx is not None:
+            await tx.execute_many(self._sql["add"], rows)
+        else:
+            await self._db.transact(lambda own: own.execute_many(self._sql["add"], rows))

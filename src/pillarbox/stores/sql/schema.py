@@ -1,136 +1,125 @@
-"""Migrations: numbered files, each run once, in a transaction that keeps other migrations out."""
+"""The tables of an outbox on SQL: made, migrated and removed in a transaction that keeps other migrations out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from importlib.resources import files
-from typing import ClassVar, NamedTuple
+from typing import Final
 
 from pillarbox.errors import SchemaError
-from pillarbox.names import TABLES, Names
-from pillarbox.stores._outbox import OutboxPart
-from pillarbox.stores.sql.database import Connection, Database
-from pillarbox.stores.sql.statements import SHARED, Dialect, Statement
+from pillarbox.names import TABLES
+from pillarbox.sql.migrations import Migration, migrations
+from pillarbox.sql.statements import Statements
+from pillarbox.stores.outbox_info import OutboxInfo, check_version, refuse_newer
+from pillarbox.stores.sql.database import Connection, Database, NoDatabase
+
+_AGGREGATE_INDEX: Final = "aggregate_index"
 
 
-class Migration(NamedTuple):
-    """One file under ``migrations/<database>``; its statements are separated by blank lines."""
+class SqlSchema:
+    """The part that makes, migrates and removes the tables.
 
-    number: int
-    name: str
-    statements: Sequence[str]
+    folder: the database's folder of migrations. migrating: a transaction that no other migration enters.
+    parts: more values for the placeholders of a migration. drop: statements that drop more than the tables."""
 
+    def __init__(
+        self,
+        db: Database,
+        sql: Statements,
+        outbox: OutboxInfo,
+        folder: str,
+        *,
+        migrating: Callable[[], AbstractAsyncContextManager[Connection]] | None = None,
+        parts: Callable[[], Mapping[str, str]] = dict,
+        drop: Sequence[str] = (),
+    ) -> None:
+        self._db, self._sql, self._outbox = db, sql, outbox
+        self._folder, self._parts, self._also_drop = folder, parts, drop
+        self._migrating = migrating or db.transaction
 
-class SchemaPart(OutboxPart):
-    """The part of a SQL store that knows its statements, its tables and their version."""
+    def _steps(self) -> Sequence[Migration]:
+        parts = {**self._outbox.names.parts, **self._parts(), "shards": self._outbox.shards}
+        return migrations(self._folder, parts)
 
-    dialect: ClassVar[Dialect]
-    migrations: ClassVar[str]
-    made_of = "tables"
-    _db: Database
+    @property
+    def newest_version(self) -> int:
+        return self._steps()[-1].number
 
-    def __init__(self, database: Database, names: Names, *, shards: int, description: str) -> None:
-        super().__init__(names, shards=shards, description=description)
-        self._db = database
-        self._sql = {name: self._statement(template) for name, template in SHARED.items()}
+    async def check(self) -> None:
+        """Refuse an outbox of another release, and learn its number of shards."""
+        meta = await self._meta(self._db)
+        self._outbox.shards = int(meta.get("shards", self._outbox.shards))
+        check_version(int(meta.get("schema_version", 0)), self.newest_version, str(self._outbox), "tables")
 
-    def _statement(self, template: str) -> Statement:
-        return Statement(template, self.dialect, self._names.parts)
-
-    def steps(self) -> Sequence[Migration]:
-        """Every migration of this database, in order."""
-        found = []
-        folder = files("pillarbox.stores.sql") / "migrations" / self.migrations
-        for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-            text = file.read_text().format(**self._names.parts, **self._migration_parts(), shards=self._shards)
-            found.append(
-                Migration(int(file.name[:4]), file.name, [part for part in text.split("\n\n") if part.strip()])
-            )
-        return found
-
-    def _migration_parts(self) -> Mapping[str, str]:
-        """What else the placeholders of a migration stand for."""
-        return {}
-
-    async def migrate(self) -> Sequence[str]:
-        """Bring the schema to this release's version; the names of the steps that were run."""
-        await self._db.open()
+    async def migrate(self, *, aggregate_index: bool = False) -> Sequence[str]:
+        await self._db.open(create=True)
         run = []
         async with self._migrating() as tx:
             meta = await self._meta(tx)
             version = int(meta.get("schema_version", 0))
-            self._refuse_a_newer(version)
-            self._shards = int(meta.get("shards", self._shards))
-            for step in self.steps():
+            refuse_newer(version, self.newest_version, str(self._outbox))
+            self._outbox.shards = int(meta.get("shards", self._outbox.shards))
+            for step in self._steps():
                 if step.number > version:
                     for statement in step.statements:
                         await tx.run(statement)
-                    for name, value in (("schema_version", step.number), ("shards", self._shards)):
+                    for name, value in (("schema_version", step.number), ("shards", self._outbox.shards)):
                         await tx.execute(self._sql["set_meta"], name=name, value=str(value))
                     run.append(step.name)
+            schema = self._outbox.names.schema
+            if aggregate_index and not await tx.fetch(self._sql["has_aggregate_index"], schema=schema):
+                await tx.run(self._sql["create_aggregate_index"].text)
+                run.append(_AGGREGATE_INDEX)
         return run
 
-    async def remove(self) -> bool:
-        """Drop the tables of this outbox with all that belongs to them, its events too; False: there was none.
+    def script(self, after: int = 0, *, aggregate_index: bool = False) -> str:
+        meta = self._outbox.names.parts["meta"]
+        steps = [step for step in self._steps() if step.number > after]
+        lines = [statement for step in steps for statement in step.statements]
+        if aggregate_index:
+            lines.append(self._sql["create_aggregate_index"].text)
+        if steps:
+            lines.append(f"DELETE FROM {meta} WHERE name = 'schema_version'")
+            lines.append(f"INSERT INTO {meta} (name, value) VALUES ('schema_version', '{steps[-1].number}')")
+        if not after:
+            lines.append(f"INSERT INTO {meta} (name, value) VALUES ('shards', '{self._outbox.shards}')")
+        return "".join(f"{line.strip()};\n" for line in ["BEGIN", *lines, "COMMIT"]) if lines else ""
 
-        Let what uses it stop before. Refused are the tables of a newer release, for it may have made more than this one
-        knows, and tables that are not an outbox's. Safe to call again; a new outbox of that name needs a new store.
-        """
-        await self._db.open()
+    async def remove(self) -> bool:
+        """Drop the tables of this outbox with all that belongs to them. False: there was none. Refuses tables that are
+        not an outbox, and an outbox of a newer release, which may have more tables. Safe to call again; a new outbox of
+        that name needs a new store."""
+        try:
+            await self._db.open()
+        except NoDatabase:
+            return False
         async with self._migrating() as tx:
             if not await self._has(tx, "meta"):
                 return False
             meta = await self._meta(tx)
             if meta and "schema_version" not in meta:
-                where = f"the table {self._names.parts['meta']} in {self.description}"
+                where = f"the table {self._outbox.names.parts['meta']} in {self._outbox.description}"
                 raise SchemaError(f"{where} is not of an outbox; correct the prefix")
-            self._refuse_a_newer(int(meta.get("schema_version", 0)))
-            await self._drop(tx)
+            refuse_newer(int(meta.get("schema_version", 0)), self.newest_version, str(self._outbox))
+            # The table that marks an outbox goes last: an interrupted removal can be run again.
+            for name in reversed(TABLES):
+                if await self._has(tx, name):
+                    await tx.run(f"DROP TABLE {self._outbox.names.parts[name]}")
+            for text in self._also_drop:
+                await tx.run(text)
         return True
 
-    async def _drop(self, tx: Connection) -> None:
-        # The table that tells that there is an outbox goes last: a removal that was cut short is run again.
-        for name in reversed(TABLES):
-            if await self._has(tx, name):
-                await tx.run(f"DROP TABLE {self._names.parts[name]}")
-
     async def prefixes(self) -> Sequence[str]:
-        """What can be the prefix of an outbox in the same place: what stands before ``_meta`` in names of tables."""
         await self._db.open()
-        rows = await self._db.fetch(self._sql["tables"], schema=self._names.schema)
+        rows = await self._db.fetch(self._sql["tables"], schema=self._outbox.names.schema)
         return sorted(name.removesuffix("_meta") for (name,) in rows if name.endswith("_meta"))
 
     async def server_version(self) -> str:
-        """As the database says it."""
         return str((await self._db.fetch(self._sql["version"]))[0][0])
 
-    def script(self, after: int = 0) -> str:
-        """The migrations above this version as SQL, for those who run it by another tool."""
-        meta = self._names.parts["meta"]
-        lines = ["BEGIN"]
-        for step in self.steps():
-            if step.number > after:
-                lines += step.statements
-        lines.append(f"DELETE FROM {meta} WHERE name = 'schema_version'")
-        lines.append(f"INSERT INTO {meta} (name, value) VALUES ('schema_version', '{self.steps()[-1].number}')")
-        if not after:
-            lines.append(f"INSERT INTO {meta} (name, value) VALUES ('shards', '{self._shards}')")
-        return "".join(f"{line.strip()};\n" for line in [*lines, "COMMIT"])
-
-    def _migrating(self) -> AbstractAsyncContextManager[Connection]:
-        return self._db.transaction()
-
     async def _meta(self, connection: Connection) -> dict[str, str]:
-        # Asked first: on some databases an error ends the transaction that it happens in.
-        if not await connection.fetch(self._sql["has_meta"]):
+        # Check first: on some databases an error ends the transaction.
+        if not await self._has(connection, "meta"):
             return {}
         return dict(await connection.fetch(self._sql["meta"]))
 
     async def _has(self, connection: Connection, name: str) -> bool:
-        """Whether this table of the outbox exists."""
-        parts = {**self._names.parts, "meta": self._names.parts[name]}
-        return bool(await connection.fetch(Statement(SHARED["has_meta"], self.dialect, parts)))
-
-    async def _version(self) -> int:
-        meta = await self._meta(self._db)
-        self._shards = int(meta.get("shards", self._shards))
-        return int(meta.get("schema_version", 0))
+        return bool(await connection.fetch(self._sql["has_table"], table=self._outbox.names.parts[name]))

@@ -1,0 +1,53 @@
+"""An ``aiosqlite`` connection."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from time import sleep
+from typing import Any
+
+import aiosqlite
+
+from pillarbox.drivers.contract import Answer, Driver, Statement, unknown_handle
+from pillarbox.drivers.sqlite3 import Sqlite3
+
+
+class AioSqlite(Sqlite3):
+    is_awaited = True
+
+    async def ask(self, statement: Statement) -> Answer:
+        cursor = await self.connection.execute(statement.text, statement.values)
+        if not statement.has_rows:
+            return Answer((), cursor.rowcount)
+        cursor.row_factory = None
+        rows = list(await cursor.fetchall())
+        return Answer(rows, len(rows))
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[aiosqlite.Connection]:
+        # IMMEDIATE: a transaction that reads first and writes later fails if another has written in between.
+        begin, commit, rollback = ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK")
+        if self.in_transaction():
+            begin, commit, rollback = ("SAVEPOINT pillarbox", "RELEASE pillarbox", "ROLLBACK TO pillarbox")
+        await self.connection.execute(begin)
+        try:
+            yield self.connection
+            await self.connection.execute(commit)
+        except BaseException:
+            if self.in_transaction():
+                await self.connection.execute(rollback)
+            raise
+
+    def abandon(self) -> None:
+        self.connection.stop()
+        # The connection's thread closes it as soon as no statement runs. A close() of the caller before that waits
+        # forever.
+        with suppress(ValueError):
+            for _ in range(1000):
+                self.in_transaction()
+                sleep(0.001)
+
+
+def driver(handle: Any) -> Driver:
+    if not isinstance(handle, aiosqlite.Connection):
+        raise unknown_handle(handle, "pass its connection")
+    return AioSqlite(handle)

@@ -1,0 +1,195 @@
+"""SQLAlchemy: a connection, an engine or a session, plain or asynchronous, on any of the SQL databases."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cached_property
+from typing import Any, ClassVar, Final, TypeVar
+
+from sqlalchemy import Connection, exc
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from pillarbox.drivers._sqlalchemy_session import Buffer
+from pillarbox.drivers.contract import (
+    Answer,
+    Build,
+    BuildLater,
+    Driver,
+    PoolDriver,
+    Statement,
+    Steps,
+    not_in_transaction,
+    unknown_handle,
+)
+from pillarbox.drivers.sqlite3 import Sqlite3
+from pillarbox.errors import ConfigError
+from pillarbox.sql.dialects import MYSQL, POSTGRES, POSTGRES_NUMBERED, SQLITE, Dialect, ErrorKind
+
+T = TypeVar("T")
+_DIALECTS: Final = {"mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE, "postgresql": POSTGRES}
+
+
+class SqlAlchemy(Driver):
+    """A Connection. It runs the driver's own statements, past SQLAlchemy's compiler."""
+
+    handle_name = "SQLAlchemy connection"
+    remedy = "use an engine without isolation_level='AUTOCOMMIT'"
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    @cached_property
+    def connection(self) -> Any:
+        return self._handle
+
+    @property
+    def dialect(self) -> Dialect:  # type: ignore[override]
+        own = self.connection.dialect
+        dialect = _DIALECTS.get(own.name)
+        if dialect is None:
+            known = ", ".join(sorted(_DIALECTS))
+            raise ConfigError(f"the outbox cannot write to {own.name} by SQLAlchemy; it knows {known}")
+        return POSTGRES_NUMBERED if own.paramstyle.startswith("numeric") else dialect
+
+    def in_transaction(self) -> bool:
+        return bool(self._handle.in_transaction())
+
+    def begins_by_itself(self) -> bool:
+        connection = self.connection
+        if connection.dialect.name == "sqlite":
+            # Asked of the driver: SQLAlchemy's own recipe for SQLite is no isolation level and an explicit BEGIN.
+            below = Sqlite3(connection.connection.driver_connection)
+            return below.begins_by_itself() or below.in_transaction()
+        level = connection.get_execution_options().get("isolation_level")
+        return level != "AUTOCOMMIT" and (level is not None or not _is_autocommit(connection))
+
+    def check(self) -> None:
+        # SQLAlchemy has transactions where the database commits every statement: what it says of them does not count.
+        if not self.begins_by_itself():
+            raise not_in_transaction(self.handle_name, self.remedy)
+
+    def ask(self, statement: Statement) -> Any:
+        try:
+            result = self.connection.exec_driver_sql(statement.text, tuple(statement.values))
+        except exc.StatementError as error:
+            error.hide_parameters = True  # the payloads are among them
+            raise
+        if not statement.has_rows:
+            return Answer((), result.rowcount)
+        rows = result.all()
+        return Answer(rows, len(rows))
+
+    def classify(self, error: BaseException) -> ErrorKind:
+        if not isinstance(error, exc.DBAPIError) or error.orig is None:
+            return ErrorKind.OTHER
+        return self.dialect.classify(error.orig)
+
+
+class SqlAlchemySession(SqlAlchemy):
+    """A Session: writes wait for its flush, so that they come behind its own changes and their locks."""
+
+    is_buffered = True
+
+    @cached_property
+    def connection(self) -> Any:
+        return self._handle.connection()
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        raise _no_block_on_a_session()
+
+    def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
+        Buffer.of(self._handle).add(self._handle, items, (group, build), _write)
+
+    def deferred(self) -> Iterable[tuple[Any, Any]]:
+        return ((item, group) for item, (group, _) in Buffer.of(self._handle).items())
+
+
+def _write(connection: Connection, group: Any, items: Sequence[Any]) -> None:
+    settings, build = group
+    SqlAlchemy(connection).run(build(settings, items))
+
+
+class SqlAlchemyAsync(Driver):
+    """An AsyncConnection: all steps run in one of its greenlets, on the plain connection."""
+
+    is_awaited = True
+    plain: ClassVar[type[SqlAlchemy]] = SqlAlchemy
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def check(self) -> None:
+        """Leave it to the steps: they check the plain handle, in the greenlet."""
+
+    def in_transaction(self) -> bool:
+        return bool(self._handle.in_transaction())
+
+    def ask(self, statement: Statement) -> Any:
+        return self.run(lambda driver: _one(statement))
+
+    def run(self, build: Build[T]) -> Any:
+        return self._handle.run_sync(lambda handle: self.plain(handle).run(build))
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        return self._begin()
+
+    @asynccontextmanager
+    async def _begin(self) -> Any:
+        async with self._handle.begin_nested() if self.in_transaction() else self._handle.begin():
+            yield self._handle
+
+    def abandon(self) -> None:
+        self._handle.sync_connection.invalidate()
+
+
+class SqlAlchemyAsyncSession(SqlAlchemyAsync):
+    """An AsyncSession: its plain session has the buffer."""
+
+    is_buffered = True
+    plain = SqlAlchemySession
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        raise _no_block_on_a_session()
+
+    def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
+        SqlAlchemySession(self._handle.sync_session).defer(items, group, build)
+
+
+def driver(handle: Any) -> Driver:
+    if isinstance(handle, scoped_session | async_scoped_session):
+        handle = handle()
+    if isinstance(handle, AsyncEngine):
+        return PoolDriver(handle.connect, SqlAlchemyAsync)
+    if isinstance(handle, AsyncConnection) and handle.sync_connection is None:
+        raise ConfigError("this AsyncConnection is not started; use `async with engine.begin() as connection:`")
+    for kind, made in _KINDS.items():
+        if isinstance(handle, kind):
+            return made(handle)
+    raise unknown_handle(handle, "pass a session or a connection of it")
+
+
+_KINDS: Final[dict[type, Callable[[Any], Driver]]] = {
+    Session: SqlAlchemySession,
+    AsyncSession: SqlAlchemyAsyncSession,
+    Connection: SqlAlchemy,
+    AsyncConnection: SqlAlchemyAsync,
+}
+
+
+def _one(statement: Statement) -> Steps[Answer]:
+    answer: Answer = yield statement
+    return answer
+
+
+def _no_block_on_a_session() -> ConfigError:
+    return ConfigError(
+        "outbox.transaction takes an AsyncEngine or an AsyncConnection; on a session call outbox.add(session, ...)"
+    )
+
+
+def _is_autocommit(connection: Connection) -> bool:
+    detect = getattr(connection.dialect, "detect_autocommit_setting", None)
+    try:
+        return detect is not None and bool(detect(connection.connection.dbapi_connection))
+    except NotImplementedError:
+        return False

@@ -1,0 +1,74 @@
+"""The limits of an event's fields."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from pillarbox.errors import InvalidEvent
+from pillarbox.event import Event
+
+# Lengths in characters; a topic's is what Kafka allows.
+_NAME_LIMITS: Final = {
+    "stream": 100,
+    "tenant": 100,
+    "topic": 249,
+    "type": 255,
+    "key": 255,
+    "routing_key": 255,
+    "aggregate_type": 255,
+    "aggregate_id": 255,
+    "content_type": 255,
+    "schema_id": 255,
+    "schema_version": 100,
+}
+_REQUIRED: Final = frozenset({"stream", "tenant", "type", "content_type"})
+_OPTIONAL: Final = _NAME_LIMITS.keys() - _REQUIRED - {"topic"}  # may be none
+_HEADER_BYTES: Final = 32_768
+
+
+def check(event: Event) -> None:
+    """Raise InvalidEvent for a field that a store or a destination could not take."""
+    for name, limit in _NAME_LIMITS.items():
+        value = getattr(event, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        if not isinstance(value, str):
+            raise InvalidEvent(f"{name} is of type {type(value).__name__}; pass text")
+        if not value and name in _REQUIRED:
+            raise InvalidEvent(f"{name} is empty; give it a name")
+        if len(value) > limit:
+            raise InvalidEvent(f"{name} has {len(value)} characters, the limit is {limit}; shorten it")
+        _check_text(name, value)
+    if not isinstance(event.id, UUID):
+        raise InvalidEvent(f"id is of type {type(event.id).__name__}; pass a uuid.UUID")
+    for name, least, most in (("max_attempts", 1, 2**31 - 1), ("aggregate_version", -(2**63), 2**63 - 1)):
+        number = getattr(event, name)
+        if number is not None and (type(number) is not int or not least <= number <= most):
+            raise InvalidEvent(f"{name} is {number!r}; pass a whole number from {least} to {most}")
+    if event.headers:
+        _check_headers(event.headers)
+
+
+def _check_headers(headers: Mapping[Any, Any]) -> None:
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidEvent("a header's name or value is not text; pass a mapping from str to str")
+        _check_text("a header's name", name)
+        _check_text(f"header {name[:50]!r}", value)
+        size += len(name.encode()) + len(value.encode())
+    if size > _HEADER_BYTES:
+        raise InvalidEvent(f"the headers have {size:,} bytes, the limit is {_HEADER_BYTES:,}; put it into the payload")
+
+
+def _check_text(what: str, text: str) -> None:
+    if text.isascii():
+        if "\0" in text:
+            raise InvalidEvent(f"{what} contains a NUL character; remove it")
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidEvent(f"{what} contains a lone surrogate, which is no character; decode the text again") from None
+    if "\0" in text:
+        raise InvalidEvent(f"{what} contains a NUL character; remove it")

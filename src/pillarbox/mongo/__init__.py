@@ -1,0 +1,1 @@
+"""Documents and collections of an outbox on MongoDB, for the outbox and the store."""

@@ -1,0 +1,105 @@
+"""The collections of an outbox, their indexes and their version."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from pymongo import ASCENDING
+
+from pillarbox.mongo.documents import Document
+from pillarbox.names import Names
+
+# The one document of the collection meta: {_id, version, shards}.
+META_ID: Final = "schema"
+
+
+class Step(NamedTuple):
+    """The step to one schema version."""
+
+    number: int
+    name: str
+
+
+STEPS: Final = (Step(1, "0001_outbox"),)
+VERSION: Final = STEPS[-1].number
+COLLECTIONS: Final = ("event", "stream", "worker", "lease", "held_key", "dead_letter", "audit", "key_lock")
+# An index holds only events that its query finds, so a settle removes an event from one index and adds it to none.
+_INDEXES: Final[Mapping[str, Sequence[tuple[str, Sequence[str], Document]]]] = {
+    "event": (
+        ("ready", ("stream", "shard", "seq"), {"partialFilterExpression": {"status": "pending"}}),
+        (
+            "held",
+            ("stream", "shard", "key", "seq"),
+            {"partialFilterExpression": {"status": {"$in": ["failed", "held"]}}},
+        ),
+        (
+            "due",
+            ("stream", "next_attempt_at", "seq"),
+            {"partialFilterExpression": {"next_attempt_at": {"$exists": True}}},
+        ),
+        ("leased", ("stream", "lease_until"), {"partialFilterExpression": {"status": "processing"}}),
+    ),
+    "worker": (("name", ("stream", "name"), {"unique": True}),),
+    "lease": (("shard", ("stream", "shard"), {"unique": True}),),
+    "held_key": (
+        ("key", ("stream", "shard", "key"), {"unique": True}),
+        ("due", ("stream", "shard", "next_attempt_at"), {}),
+        ("dead_head", ("dead_head",), {"partialFilterExpression": {"dead_head": {"$exists": True}}}),
+    ),
+    "dead_letter": (("stream", ("stream", "died_at", "seq"), {}), ("died", ("died_at",), {}), ("seq", ("seq",), {})),
+    "audit": (("newest", ("seq",), {}),),
+    # One document for each key that was written lately: {_id: key_hash, at}.
+    "key_lock": (("expiry", ("at",), {"expireAfterSeconds": 3600}),),
+}
+# Only on request. An event without an aggregate is not in it.
+AGGREGATE_INDEX: Final[Document] = {
+    "name": "aggregate",
+    "key": {"aggregate_id": ASCENDING, "aggregate_version": ASCENDING},
+    "partialFilterExpression": {"aggregate_id": {"$exists": True}},
+}
+
+
+def collection(names: Names, name: str) -> str:
+    """The full name of a collection."""
+    return f"{names.prefix}_{name}"
+
+
+def validator(shards: int) -> Document:
+    """A validator: the server refuses a writer with another number of shards, which would break the order of keys."""
+    return {"$expr": {"$eq": ["$shard", {"$mod": ["$key_hash", shards]}]}}
+
+
+def indexes(name: str, *, aggregate_index: bool = False) -> Sequence[Document]:
+    """The indexes of a collection, as ``createIndexes`` takes them."""
+    own = [
+        {"name": index, "key": dict.fromkeys(fields, ASCENDING), **options}
+        for index, fields, options in _INDEXES.get(name, ())
+    ]
+    return [*own, AGGREGATE_INDEX] if aggregate_index and name == "event" else own
+
+
+def script(database: str, names: Mapping[str, str], shards: int, after: int, *, aggregate_index: bool) -> str:
+    """A migration as a script for ``mongosh``. ``names`` has the full name of each collection."""
+    steps = []
+    if after < VERSION:
+        for name in COLLECTIONS:
+            options = {"validator": validator(shards)} if name == "event" else {}
+            steps.append(f"createCollection({json.dumps(names[name])}, {json.dumps(options)});")
+            steps += [_create_index(names[name], index) for index in indexes(name)]
+    if aggregate_index:
+        steps.append(_create_index(names["event"], AGGREGATE_INDEX))
+    if after < VERSION:
+        meta: Document = {"_id": META_ID, "version": VERSION, "shards": shards}
+        majority = {"writeConcern": {"w": "majority"}}
+        steps.append(
+            f"getCollection({json.dumps(names['meta'])}).insertOne({json.dumps(meta)}, {json.dumps(majority)});"
+        )
+    if not steps:
+        return ""
+    lines = [f"const outbox = db.getSiblingDB({json.dumps(database)});", *(f"outbox.{step}" for step in steps)]
+    return "\n".join(lines) + "\n"
+
+
+def _create_index(collection: str, index: Document) -> str:
+    options = {field: value for field, value in index.items() if field != "key"}
+    return f"getCollection({json.dumps(collection)}).createIndex({json.dumps(index['key'])}, {json.dumps(options)});"

@@ -1,0 +1,62 @@
+"""Filters, durations and instants from the texts that a person types."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pillarbox.errors import ConfigError
+from pillarbox.event import Status
+from pillarbox.hints import hint
+from pillarbox.store import Filter
+
+FIELDS: Final = ("stream", "key", "type", "tenant", "topic", "aggregate_type", "aggregate_id")
+_UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+def filter_from(given: Mapping[str, str | None], prefix: str = "") -> Filter:
+    """A filter from the texts of its fields; ``prefix`` comes before the name of a field in an error."""
+    status = given.get("status")
+    states = [each.value for each in Status]
+    if status is not None and status not in states:
+        raise ConfigError(f"{prefix}status is {status!r}; {hint(status, states)}")
+    texts: dict[str, Any] = {name: given.get(name) for name in FIELDS}
+    return Filter(
+        **texts,
+        status=None if status is None else Status(status),
+        since=instant(given.get("since"), f"{prefix}since"),
+        until=instant(given.get("until"), f"{prefix}until"),
+    )
+
+
+def seconds(text: str, what: str) -> float:
+    """Seconds from ``90``, ``90s``, ``15m``, ``24h`` or ``7d``; ``what`` names the text in an error."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or (match[2] or "s") not in _UNITS:
+        raise ConfigError(f"{what} is {text!r}; use a duration such as 90s, 15m, 24h or 7d")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def instant(text: str | None, what: str, *, ahead: bool = False) -> datetime | None:
+    """An instant from ISO 8601 (without a zone: local time), or from a duration before now (``ahead``: after now)."""
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        pass
+    except OverflowError:
+        raise _too_far(text, what) from None
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(f"{what} is {text!r}; use an instant such as 2030-01-31T12:00:00Z, or a duration such as 2h")
+    try:
+        span = timedelta(seconds=seconds(text, what))
+        return datetime.now(UTC) + (span if ahead else -span)
+    except OverflowError:
+        raise _too_far(text, what) from None
+
+
+def _too_far(text: str, what: str) -> ConfigError:
+    return ConfigError(f"{what} is {text!r}, which is outside the calendar; use the years 1 to 9999")

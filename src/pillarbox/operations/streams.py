@@ -1,0 +1,97 @@
+"""The status of streams, and pausing and resuming them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from pillarbox.event import Mode, Status
+from pillarbox.hints import hint
+from pillarbox.operations.desk import Desk, NotFound
+from pillarbox.store import Insights, StreamStatus
+
+_WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.FAILED, Status.HELD)
+
+
+class PlannedStream(NamedTuple):
+    """A stream in the settings of a relay that may not have served it yet."""
+
+    mode: Mode
+    destination: str | None = None
+
+
+class StreamRow(NamedTuple):
+    """One stream, as an operator sees it."""
+
+    stream: str
+    mode: Mode | None  # none: no relay has served it, and no plan has it
+    destination: str | None
+    paused: bool
+    workers: int  # live ones
+    waiting: int  # neither published nor dead, and not scheduled for later
+    oldest_seconds: float | None  # the age of the oldest waiting event
+    counts: Mapping[Status, int]  # of every status
+    published_last_hour: int
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether events wait and no relay serves the stream."""
+        return self.waiting > 0 and self.workers == 0
+
+
+async def status(store: Insights, plans: Mapping[str, PlannedStream] = MappingProxyType({})) -> list[StreamRow]:
+    """Every stream of the outbox, and those plans that have a destination, by name.
+
+    A plan counts for a stream that no relay has served yet. Reads the whole outbox.
+    """
+    known = {each.stream: each for each in await store.streams()}
+    planned = {name for name, plan in plans.items() if plan.destination is not None}
+    return [
+        _row(known.get(name) or StreamStatus(name, False, 0, {}, None, 0), plans.get(name))
+        for name in sorted({*known, *planned})
+    ]
+
+
+def _row(found: StreamStatus, plan: PlannedStream | None) -> StreamRow:
+    mode, destination = plan if found.mode is None and plan is not None else (found.mode, found.destination)
+    return StreamRow(
+        stream=found.stream,
+        mode=mode,
+        destination=destination,
+        paused=found.paused,
+        workers=found.workers,
+        waiting=sum(found.counts.get(each, 0) for each in _WAITING),
+        oldest_seconds=found.oldest_seconds,
+        counts={each: found.counts.get(each, 0) for each in Status},
+        published_last_hour=found.published_last_hour,
+    )
+
+
+class Steered(NamedTuple):
+    """The result of a pause or a resume: whether the stream is paused now, and whether that is new."""
+
+    stream: str
+    paused: bool
+    changed: bool
+
+
+async def pause(store: Desk, stream: str, by: str, *, force: bool = False) -> Steered:
+    """Stop a stream on every relay. ``force``: also one that the outbox does not know yet. Raises NotFound."""
+    return await _steer(store, stream, by, paused=True, force=force)
+
+
+async def resume(store: Desk, stream: str, by: str) -> Steered:
+    """Let a paused stream go on. Raises NotFound."""
+    return await _steer(store, stream, by, paused=False)
+
+
+async def _steer(store: Desk, stream: str, by: str, *, paused: bool, force: bool = False) -> Steered:
+    known = {each.stream: each for each in await store.streams()}
+    if stream not in known and not force:
+        meant = hint(stream, known, "`pillarbox streams list` shows all streams")
+        if paused:
+            meant = f"add --force to pause it before its first event; {meant}"
+        raise NotFound(f"the outbox has no stream {stream!r}; {meant}")
+    changed = stream not in known or known[stream].paused != paused
+    if changed:
+        await (store.pause if paused else store.resume)(stream, by)
+    return Steered(stream, paused, changed)

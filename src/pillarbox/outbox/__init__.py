@@ -1,0 +1,7 @@
+"""The outbox that applications use: it makes events and writes them in the caller's transaction."""
+
+from pillarbox.outbox.fields import EventFields, OnDuplicate
+from pillarbox.outbox.outbox import Outbox
+from pillarbox.outbox.transaction import Transaction
+
+__all__ = ["EventFields", "OnDuplicate", "Outbox", "Transaction"]

@@ -1,0 +1,242 @@
+"""Makes events and writes them: the class that applications use."""
+
+import builtins
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple, Unpack
+from uuid import UUID
+
+from pillarbox.drivers import Driver, driver_of
+from pillarbox.drivers.contract import Build
+from pillarbox.drivers.registry import prepare
+from pillarbox.errors import ConfigError, InvalidEvent
+from pillarbox.event import Event, Status
+from pillarbox.ids import uuid7
+from pillarbox.limits import check
+from pillarbox.names import Names
+from pillarbox.outbox import sql
+from pillarbox.outbox.awaiting import Added, AddedAll, Exists, PendingWrite
+from pillarbox.outbox.fields import EventFields, OnDuplicate, text_of, utc_of, with_trace
+from pillarbox.outbox.transaction import Transaction
+from pillarbox.outbox.work import Question, Write
+from pillarbox.payload import serialise
+
+
+class _Capture(NamedTuple):
+    events: list[Event]
+    write: bool
+
+
+class Outbox:
+    """Makes the events of one outbox and writes them with the caller's own transaction.
+
+    prefix, schema: where its tables are. payload_limit: the most bytes that a payload may have. streams: maps a tenant
+    to the stream of its events, for tenants that need a stream of their own. lock_keys: transactions that write events
+    of one key wait for each other, from ``add`` to their commit. For applications that can change the same aggregate in
+    two transactions at once. transactions: False for MongoDB without transactions: events are written on their own,
+    after their data.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "outbox",
+        schema: str | None = None,
+        payload_limit: int = 1_000_000,
+        streams: Mapping[str, str] | None = None,
+        lock_keys: bool = False,
+        transactions: bool = True,
+    ) -> None:
+        if payload_limit < 1:
+            raise ConfigError(f"payload_limit is {payload_limit}; use a number of bytes above 0")
+        if lock_keys and not transactions:
+            raise ConfigError("lock_keys lasts as long as a transaction; with transactions=False leave it out")
+        self._names = Names(prefix, schema)
+        self._payload_limit = payload_limit
+        self._streams = dict(streams or {})
+        self._lock_keys = lock_keys
+        self._transactions = transactions
+        self._captures: Sequence[_Capture] = ()
+        prepare()
+
+    def add(
+        self,
+        tx: Any,
+        type: str,
+        payload: Any,
+        *,
+        on_duplicate: OnDuplicate = "raise",
+        **fields: Unpack[EventFields],
+    ) -> Added:
+        """Write an event in the transaction that ``tx`` has open; ``fields`` are those of :meth:`event`.
+
+        tx: a connection, cursor or session of the application. This call never commits or rolls back. On drivers
+        that have to be awaited (asyncpg, psycopg's AsyncConnection, aiosqlite, asyncmy, SQLAlchemy's
+        AsyncConnection, PyMongo's AsyncClientSession) await the call; :meth:`transaction` leaves nothing to forget.
+        on_duplicate: if the id is in the outbox already, ``raise`` DuplicateEvent or ``ignore`` the new event.
+        """
+        event = self.event(type, payload, **fields)
+        return Added.of(event, self._write(tx, [event], on_duplicate))
+
+    def add_all(self, tx: Any, events: Sequence[Event], *, on_duplicate: OnDuplicate = "raise") -> AddedAll:
+        """Write events made by :meth:`event`, in this order, up to 1,000 in a statement; await it as :meth:`add`."""
+        checked: list[Any] = list(events)
+        for event in checked:
+            if not isinstance(event, Event):
+                kind = builtins.type(event).__name__
+                raise InvalidEvent(f"add_all was given a value of type {kind}; pass events made by outbox.event")
+            check(event)
+        return AddedAll(self._write(tx, checked, on_duplicate))
+
+    def _write(self, tx: Any, events: Sequence[Event], on_duplicate: OnDuplicate) -> PendingWrite | None:
+        if on_duplicate not in ("raise", "ignore"):
+            raise ConfigError(f"on_duplicate is {on_duplicate!r}; use 'raise' or 'ignore'")
+        if not events:
+            return None
+        is_written = True
+        for capture in self._captures:
+            capture.events.extend(events)
+            is_written = is_written and capture.write
+        if not is_written:
+            return None
+        write = Write(events, self._names, on_duplicate == "ignore", self._lock_keys, self._transactions)
+        if isinstance(tx, Transaction):
+            tx.buffer(write)
+            return None
+        driver = self._driver(tx)
+        if driver.is_buffered:
+            driver.defer(events, write._replace(events=()), _build_later)
+            return None
+        build = _build(driver, "add", write)
+        if not driver.is_awaited:
+            driver.run(build)
+            return None
+        if self._transactions:
+            driver.check()
+        return PendingWrite(driver, build, [event.type for event in events])
+
+    def exists(self, tx: Any, id: UUID, stream: str | None = None) -> Exists:
+        """Whether the outbox has an event with this id: waiting, published and not yet pruned, or dead.
+
+        stream: the one to look in; None: any.
+        """
+        if isinstance(tx, Transaction):
+            tx = tx.connection
+        driver = self._driver(tx)
+        return Exists(driver, _build(driver, "exists", Question(id, stream, self._names)))
+
+    @asynccontextmanager
+    async def transaction(self, handle: Any) -> AsyncIterator[Transaction]:
+        """A transaction on a raw asynchronous driver that writes its events just before it commits.
+
+        handle: a pool or a connection of asyncpg, psycopg, aiosqlite or asyncmy, SQLAlchemy's AsyncEngine or
+        AsyncConnection, or PyMongo's AsyncMongoClient or AsyncClientSession. In a transaction that is open already the
+        block is a savepoint; MongoDB has none and refuses.
+        """
+        async with self._driver(handle).begin() as connection:
+            tx = Transaction(self, connection)
+            driver = self._driver(connection)
+            try:
+                yield tx
+                for write in tx.writes:
+                    await driver.run(_build(driver, "add", write))
+            finally:
+                tx.is_open = False
+
+    def _driver(self, handle: Any) -> Driver:
+        driver = driver_of(handle)
+        if not self._transactions and driver.needs_transaction:
+            raise ConfigError(
+                "transactions=False is for MongoDB; on this handle there is always a transaction: leave it out"
+            )
+        return driver
+
+    @contextmanager
+    def capture(self, *, write: bool = True) -> Iterator[Sequence[Event]]:
+        """For tests: collects the events that any thread adds to this outbox, in order, even if their transaction does
+        not commit. write: False writes nothing and needs no transaction.
+        """
+        capture = _Capture([], write)
+        self._captures = [*self._captures, capture]
+        try:
+            yield capture.events
+        finally:
+            self._captures = [each for each in self._captures if each is not capture]
+
+    def event(
+        self,
+        type: str,
+        payload: Any,
+        *,
+        key: object = None,
+        topic: str = "",
+        stream: str | None = None,
+        tenant: str = "default",
+        id: UUID | None = None,
+        aggregate_type: str | None = None,
+        aggregate_id: object = None,
+        aggregate_version: int | None = None,
+        routing_key: str | None = None,
+        content_type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        schema_id: str | None = None,
+        schema_version: str | None = None,
+        occurred_at: datetime | None = None,
+        available_at: datetime | None = None,
+        max_attempts: int | None = None,
+    ) -> Event:
+        """Make an event. Raises InvalidEvent if it could not be delivered.
+
+        payload: bytes and text as they are, anything else as JSON: plain data, dataclasses, Pydantic or msgspec models.
+        key: events with the same key are published in order; default: the aggregate_id; anything with a text form.
+        available_at: publish it not before this instant. headers: the W3C trace context of the current OpenTelemetry
+        span is added, unless they have their own.
+        """
+        data, own_type = serialise(payload)
+        if len(data) > self._payload_limit:
+            raise InvalidEvent(
+                f"the payload has {len(data):,} bytes, the limit is {self._payload_limit:,}; store it elsewhere and "
+                "send a reference, or raise payload_limit"
+            )
+        if key is None:
+            key = aggregate_id
+        now = datetime.now(UTC)
+        event = Event(
+            id=uuid7() if id is None else id,
+            seq=0,
+            stream=stream if stream is not None else self._streams.get(tenant, "default"),
+            tenant=tenant,
+            topic=topic,
+            type=type,
+            aggregate_type=aggregate_type,
+            aggregate_id=text_of("aggregate_id", aggregate_id),
+            aggregate_version=aggregate_version,
+            key=text_of("key", key),
+            routing_key=routing_key,
+            payload=data,
+            content_type=content_type or own_type,
+            schema_id=schema_id,
+            schema_version=schema_version,
+            occurred_at=utc_of("occurred_at", occurred_at) or now,
+            created_at=now,
+            attempts=0,
+            max_attempts=max_attempts,
+            status=Status.PENDING if available_at is None else Status.SCHEDULED,
+            headers=with_trace(headers),
+            available_at=utc_of("available_at", available_at),
+        )
+        check(event)
+        return event
+
+
+def _build(driver: Driver, verb: str, work: Write | Question) -> Build[Any]:
+    """The steps of one operation, for the driver's family of databases."""
+    steps = sql if driver.family == "sql" else import_module("pillarbox.outbox.mongo")
+    return partial(getattr(steps, verb), work)
+
+
+def _build_later(settings: Write, events: Sequence[Event]) -> Build[None]:
+    return partial(sql.add, settings._replace(events=events))

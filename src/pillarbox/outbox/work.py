@@ -1,0 +1,60 @@
+"""The work that an outbox gives to its drivers, and the errors of that work."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from pillarbox.drivers.contract import Driver
+from pillarbox.errors import DuplicateEvent, SchemaError
+from pillarbox.event import Event
+from pillarbox.names import Names
+from pillarbox.sql.dialects import ErrorKind
+
+
+class Write(NamedTuple):
+    """Events to write into one outbox, in this order."""
+
+    events: Sequence[Event]
+    names: Names
+    ignore_duplicates: bool = False
+    lock_keys: bool = False  # writers of one key wait for each other until they commit
+    transactions: bool = True  # False: may be written without one, if the driver allows it
+
+
+class Question(NamedTuple):
+    """Whether an outbox knows an event."""
+
+    id: UUID
+    stream: str | None  # None: in any stream
+    names: Names
+
+    def is_in(self, driver: Driver) -> bool:
+        """Whether the event waits for the flush of the caller's session."""
+        return any(
+            isinstance(write, Write)
+            and write.names == self.names
+            and event.id == self.id
+            and self.stream in (None, event.stream)
+            for event, write in driver.deferred()
+        )
+
+
+def duplicate(events: Sequence[Event]) -> DuplicateEvent:
+    """The error for a duplicate among these events."""
+    which = f"event {events[0].id}" if len(events) == 1 else f"one of these {len(events)} events"
+    return DuplicateEvent(
+        f"{which} is in the outbox already; give another id, leave it out, or pass on_duplicate='ignore'"
+    )
+
+
+def no_tables(names: Names) -> SchemaError:
+    return SchemaError(f"this database has no outbox '{names.prefix}' yet; make its tables with `pillarbox init`")
+
+
+def explain(driver: Driver, error: Exception, names: Names, events: Sequence[Event] = ()) -> None:
+    """Replace known errors of the driver by ours."""
+    kind = driver.classify(error)
+    if kind is ErrorKind.DUPLICATE and events:
+        raise duplicate(events) from error
+    if kind is ErrorKind.NO_TABLE:
+        raise no_tables(names) from error

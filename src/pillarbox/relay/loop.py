@@ -1,0 +1,154 @@
+"""The loop of a stream's worker: it polls, starts work, waits and stops."""
+
+import asyncio
+from contextlib import suppress
+from typing import Protocol
+
+from pillarbox.errors import StoreDown
+from pillarbox.event import Mode
+from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.pace import Pace, Patience
+from pillarbox.store import Work
+from pillarbox.tasks import ended
+
+_REENTER_LIMIT = 1000
+
+
+class Worker(Protocol):
+    """The work on one stream. The loop calls it; it calls nobody back."""
+
+    changed: asyncio.Event  # set when something has ended, so that the loop polls at once
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs or waits for a slot."""
+        ...
+
+    async def poll(self) -> Work:
+        """Ask the store for work."""
+        ...
+
+    async def start(self, work: Work) -> bool:
+        """Start the work that the poll found. False: there was none."""
+        ...
+
+    def seconds_to_next_poll(self, pace: Pace) -> float: ...
+
+    async def renew(self) -> None:
+        """Extend all leases."""
+
+    def stop(self) -> None:
+        """Start nothing new."""
+
+    async def finish(self) -> None:
+        """Wait for running work. After the grace, end it."""
+
+    async def release(self) -> None:
+        """Give back all leases."""
+
+
+class Loop:
+    """Serves one stream until it is told to stop."""
+
+    def __init__(self, job: Assignment, worker: Worker) -> None:
+        self._job = job
+        self._store = job.store
+        self._stream = job.stream
+        self._worker = worker
+        self._pace = Pace(job.stream.poll_seconds, job.stream.poll_limit_seconds)
+        self._patience = Patience(job.stream.name, job.store.description, logger=job.logger)
+        self._stopped = False
+        self._idle = asyncio.Event()  # set while the last poll found nothing to do
+        self._polls = self._quiet_poll = 0
+        self._joined = self._dozing = False
+
+    def wake(self) -> None:
+        """Poll at once: events may have arrived."""
+        self._pace.worked()
+        self._worker.changed.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._worker.stop()
+        self._worker.changed.set()
+
+    async def drained(self) -> bool:
+        """Wait for a poll that begins after this call and finds nothing. False: the loop ended before that."""
+        before = self._polls
+        while self._quiet_poll <= before and not self._stopped:
+            self._idle.clear()
+            self.wake()
+            await self._idle.wait()
+        return self._quiet_poll > before
+
+    async def run(self) -> None:
+        """Run until stop. Raises an error that it cannot handle, after it has given back its leases."""
+        renewing = asyncio.create_task(self._renew_for_ever(), name=f"pillarbox-renew-{self._stream.name}")
+        try:
+            while not self._stopped:
+                if renewing.done():
+                    await renewing
+                # While the database is away no lease is given back: published events wait for their settle.
+                try:
+                    await self._step()
+                    self._patience.reset()
+                except StoreDown as error:
+                    await self._wait(self._patience.after(error))
+        finally:
+            self.stop()
+            self._idle.set()
+            await self._worker.finish()
+            await ended(renewing)
+            with suppress(StoreDown):
+                await self._set_dozing(False)
+                await self._worker.release()
+                await self._store.leave(self._stream.name, self._job.worker)
+
+    async def _step(self) -> None:
+        worker, stream = self._worker, self._stream.name
+        if not self._joined:
+            await self._store.announce(stream, Mode(self._stream.mode), self._job.publisher.description)
+            await self._join()
+            self._joined = True
+        if worker.changed.is_set():
+            self._pace.worked()
+            worker.changed.clear()
+        self._polls += 1
+        was_busy = worker.busy
+        work = await worker.poll()
+        found = False
+        if work.scheduled and not work.paused:
+            found = await self._store.reenter_due(stream, _REENTER_LIMIT) > 0
+        found |= await worker.start(work)
+        if found:
+            self._pace.worked()
+        if found or worker.busy:
+            self._idle.clear()
+            await self._set_dozing(False)
+        elif self._pace.drowsy and not (worker.changed.is_set() or self._dozing) and self._store.features.wake_up:
+            await self._set_dozing(True)
+            return  # one more poll: an event may have come just before the database knew that we sleep
+        # The poll leaves out busy shards. If one became free during the poll, its later events were not seen.
+        elif not work.paused and not was_busy:
+            self._quiet_poll = self._polls
+            self._idle.set()
+        await self._wait(worker.seconds_to_next_poll(self._pace))
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._worker.changed.wait(), seconds)
+
+    async def _set_dozing(self, asleep: bool) -> None:
+        if self._dozing != asleep:
+            await self._store.doze(self._stream.name, self._job.worker, asleep)
+            self._dozing = asleep
+
+    async def _join(self) -> None:
+        await self._store.join(self._stream.name, self._job.worker, self._stream.lease_seconds)
+
+    async def _renew_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._stream.lease_seconds / 3)
+            with suppress(StoreDown):
+                await self._join()
+                await self._worker.renew()

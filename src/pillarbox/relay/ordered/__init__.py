@@ -1,0 +1,1 @@
+"""Ordered streams: a worker owns shards and runs turns on them."""

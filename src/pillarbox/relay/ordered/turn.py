@@ -1,0 +1,214 @@
+"""A turn: read, publish and settle on owned shards. Turns of one shard never overlap, so order holds."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pillarbox.batch import Batch, Part
+from pillarbox.errors import LeaseLost, StoreDown
+from pillarbox.event import Event
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome
+from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.destination import Destination
+from pillarbox.relay.ordered.ownership import Shard
+from pillarbox.relay.plan import plan_key_run, plan_turn, split
+from pillarbox.store import HoldMode, Ordered, Settlement
+
+_DUE_SECONDS = 0.1
+# From this size on a call works more than it waits. Half of the slots then keep a destination busy, while the other
+# half read and settle.
+_MANY = 500
+_SETTLE_RETRY_SECONDS = (0.05, 1.0)
+
+
+class Stopping(Exception):
+    """The worker stops and the database does not answer: published events could not be settled."""
+
+
+@dataclass(slots=True)
+class _ShardTurn:
+    """One shard's share of a turn."""
+
+    shard: Shard
+    part: Part  # the events to publish
+    held: Sequence[Event] = ()  # the events that wait for their key
+    outcomes: Sequence[Outcome] = ()
+
+    @property
+    def untried(self) -> bool:
+        """Whether nothing was sent, for another reason than an outage."""
+        return bool(self.outcomes) and all(outcome == UNTRIED for outcome in self.outcomes)
+
+
+class TurnRunner:
+    """Runs turns of one ordered stream."""
+
+    def __init__(self, job: Assignment, destination: Destination) -> None:
+        self._store: Ordered = job.store
+        self._stream = job.stream.name
+        self._max_bytes = job.stream.batch_bytes
+        self._rules = job.rules
+        self._destination = destination
+        self._calls = asyncio.Semaphore(destination.features.calls)
+        self._large_calls = asyncio.Semaphore(max(1, destination.features.calls // 2))
+
+    async def run(self, shards: Sequence[Shard]) -> Sequence[Shard]:
+        """Run one turn on these shards. Returns those that may have more to do, and marks those that are lost."""
+        begun = time.monotonic()
+        limit = 1 if self._destination.breaker.probing else min(shard.limit for shard in shards)
+        more = set()
+        for shard in shards:
+            if await self._check_due(shard, limit):
+                more.add(shard)
+        turns = await self._read([shard for shard in shards if not shard.lost], limit)
+        await self._publish(turns)
+        await self._settle([(turn.shard, self._plan(turn)) for turn in turns])
+        await self._clear_suspects(turns)
+        seconds = time.monotonic() - begun
+        for turn in turns:
+            if turn.untried:
+                more.discard(turn.shard)  # the worker stops, or its lease is in doubt: wait for the next poll
+                continue
+            events = len(turn.part.events) + len(turn.held)
+            turn.shard.batch.turned(events, seconds)
+            if events >= limit or self._was_cut(turn):
+                more.add(turn.shard)
+        return [shard for shard in shards if shard in more and not shard.lost]
+
+    async def _read(self, shards: Sequence[Shard], limit: int) -> Sequence[_ShardTurn]:
+        if not shards:
+            return ()
+        owned: dict[int | None, Shard] = {shard.grant.shard: shard for shard in shards}
+        turns = []
+        for part in await self._store.read([shard.grant for shard in shards], limit, self._max_bytes):
+            shard = owned[part.shard]
+            free, held = split(part.events, shard.held_keys)
+            turns.append(_ShardTurn(shard, part._replace(events=free) if held else part, held))
+        return turns
+
+    def _plan(self, turn: _ShardTurn) -> Settlement:
+        settlement = plan_turn(turn.shard.grant, turn.part.events, turn.outcomes, turn.held, self._rules)
+        return replace(settlement, ticket=turn.part.ticket) if turn.part.ticket else settlement
+
+    def _was_cut(self, turn: _ShardTurn) -> bool:
+        """Whether the limit in bytes may have ended the read."""
+        size = sum(len(event.payload) for events in (turn.part.events, turn.held) for event in events)
+        return size * 2 > self._max_bytes
+
+    async def _check_due(self, shard: Shard, limit: int) -> bool:
+        """Work on a held key that is due, if it is time to ask for one. True: there may be more of it."""
+        now = time.monotonic()
+        if not shard.asked:
+            shard.held_keys, shard.asked = set(await self._store.held_keys(shard.grant)), True
+            if not shard.held_keys:
+                shard.check_due_at = float("inf")  # until a key is held, or the poll finds one that is due
+        if now < shard.check_due_at:
+            return False
+        due = await self._work_on_due_key(shard, limit)
+        # While keys are held a busy shard asks now and then; else the poll tells.
+        shard.check_due_at = now if due else now + _DUE_SECONDS if shard.held_keys else float("inf")
+        return due
+
+    async def _work_on_due_key(self, shard: Shard, limit: int) -> bool:
+        grant = shard.grant
+        run = await self._store.read_due(grant, limit, self._max_bytes)
+        if run is None:
+            return False
+        shard.held_keys.add(run.key)
+        turn = _ShardTurn(
+            shard, Part(grant.shard, grant.token, run.events if run.mode is HoldMode.RETRYING else (), run.ticket)
+        )
+        await self._publish([turn])
+        settlement = plan_key_run(grant, run, turn.outcomes, self._rules)
+        await self._settle([(shard, replace(settlement, ticket=run.ticket) if run.ticket else settlement)])
+        await self._clear_suspects([turn])
+        # An outage leaves the key due: the circuit, not this loop, says when to try again.
+        return not any(outcome.is_outage for outcome in turn.outcomes)
+
+    async def _publish(self, turns: Sequence[_ShardTurn]) -> None:
+        turns = [turn for turn in turns if turn.part.events]
+        if not turns:
+            return None
+        if sum(len(turn.part.events) for turn in turns) < _MANY:
+            async with self._calls:
+                return await self._publish_now(turns)
+        async with self._large_calls, self._calls:
+            return await self._publish_now(turns)
+
+    async def _publish_now(self, turns: Sequence[_ShardTurn]) -> None:
+        ready = []
+        for turn in turns:
+            turn.outcomes = self._refused(turn.shard, turn.part.events)
+            if not turn.outcomes and turn.shard.crash_rule.cautious:
+                await self._note_suspect(turn)
+            if not turn.outcomes:
+                ready.append(turn)
+        if not ready:
+            return
+        outcomes = await self._destination.publish(Batch(self._stream, [turn.part for turn in ready]))
+        first = 0
+        for turn in ready:
+            last = first + len(turn.part.events)
+            turn.outcomes = outcomes[first:last]
+            first = last
+
+    def _refused(self, shard: Shard, events: Sequence[Event]) -> Sequence[Outcome]:
+        """Outcomes of events that must not be published. Empty: publish them."""
+        # Either may have happened while this turn waited for its place.
+        if self._destination.given_up.is_set() or time.monotonic() > shard.publish_until:
+            return [UNTRIED] * len(events)
+        return shard.crash_rule.charge(events)
+
+    async def _note_suspect(self, turn: _ShardTurn) -> None:
+        shard, events = turn.shard, turn.part.events
+        await _unless_lost(shard, self._store.note_suspect(shard.grant, events[0].id))
+        if shard.lost:
+            turn.outcomes = [UNTRIED] * len(events)
+
+    async def _clear_suspects(self, turns: Sequence[_ShardTurn]) -> None:
+        """Clear the notes of suspects that killed nobody and are not settled.
+
+        It comes after the settle, so that an error here does not prevent the settle of published events."""
+        for turn in turns:
+            if turn.shard.crash_rule.cautious and turn.outcomes.count(PUBLISHED) != len(turn.outcomes):
+                await _unless_lost(turn.shard, self._store.note_suspect(turn.shard.grant, None))
+
+    async def _settle(self, settlements: Sequence[tuple[Shard, Settlement]]) -> None:
+        settlements = [(shard, settlement) for shard, settlement in settlements if settlement]
+        if not settlements:
+            return
+        held = await self._settle_surely([settlement for _, settlement in settlements])
+        for shard, settlement in settlements:
+            if shard.grant.shard not in held:
+                shard.lost = True
+                continue
+            if settlement.held or settlement.hold_keys or settlement.release_keys:
+                named = {event.key for event in settlement.held} | settlement.hold_keys.keys()
+                shard.held_keys.difference_update(key for key in named if key is not None)
+                shard.held_keys.difference_update(settlement.release_keys)
+                shard.held_keys.update(held[shard.grant.shard])
+                shard.check_due_at = min(shard.check_due_at, time.monotonic() + _DUE_SECONDS)
+            if shard.crash_rule.settled(len(settlement.published)):
+                await _unless_lost(shard, self._store.set_crashes(shard.grant, shard.crash_rule.crashes))
+
+    async def _settle_surely(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
+        """Settle; try until the database answers, because published events without a settle are published again."""
+        wait, longest = _SETTLE_RETRY_SECONDS
+        while True:
+            try:
+                return await self._store.settle(settlements)
+            except StoreDown:
+                if self._destination.given_up.is_set():
+                    raise Stopping from None
+            try:
+                await asyncio.wait_for(self._destination.given_up.wait(), wait)
+            except TimeoutError:
+                wait = min(longest, wait * 2)
+
+
+async def _unless_lost(shard: Shard, call: Awaitable[None]) -> None:
+    try:
+        await call
+    except LeaseLost:
+        shard.lost = True

@@ -1,0 +1,1 @@
+"""Queue streams: a worker leases single events."""

@@ -1,0 +1,216 @@
+"""The relay: its settings and its assembly."""
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Self
+
+from pillarbox.errors import ConfigError
+from pillarbox.event import Mode
+from pillarbox.maintenance.check import Check
+from pillarbox.maintenance.prune import DAY_SECONDS, Prune
+from pillarbox.maintenance.reconcile import Reconcile
+from pillarbox.maintenance.rescue import Rescue
+from pillarbox.maintenance.service import Service
+from pillarbox.maintenance.watch import Watch
+from pillarbox.observe import Observer, Observers, observed_publisher, observed_store
+from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.destination import publisher_of
+from pillarbox.relay.plan import Rules
+from pillarbox.relay.stream import OnDead, Stream
+from pillarbox.relay.supervisor import Supervisor
+from pillarbox.urls import store_of
+
+log = logging.getLogger(__name__)
+
+
+class Relay:
+    """Publishes the events of an outbox. Use it as a service (``await relay.run()``) or inside your own event loop
+    (``async with relay:``, or ``FastAPI(lifespan=relay.lifespan)``).
+
+    store: a store, its URL, or what your application has: an asyncpg pool, an SQLAlchemy engine, a PyMongo client.
+    streams: the streams that it serves. name: the first part of its workers' name; default: the host's name.
+    keep_published_seconds: 0 deletes an event as soon as it is published.
+    keep_dead_seconds: how long dead letters are kept; those that a blocked or parked key waits for stay longer.
+    prune_seconds, watch_seconds, rescue_seconds: between two runs; rescue: by default a third of the lease.
+    grace_seconds: how long a stop waits for what runs before it ends it.
+    checks: find events that are missing. They need to see what was published: keep_published_seconds must be above 0.
+    observers: learn what this relay does.
+    logger: gets all log lines; default: one logger for each module.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        streams: Sequence[Stream],
+        *,
+        name: str | None = None,
+        keep_published_seconds: float = DAY_SECONDS,
+        keep_dead_seconds: float = 7 * DAY_SECONDS,
+        prune_seconds: float = 3600.0,
+        watch_seconds: float = 60.0,
+        rescue_seconds: float | None = None,
+        grace_seconds: float = 20.0,
+        checks: Sequence[Check] = (),
+        observers: Sequence[Observer] = (),
+        logger: logging.Logger | None = None,
+    ) -> None:
+        _check_streams(streams)
+        _check_checks(checks, keep_published_seconds)
+        self.checks = tuple(checks)
+        self._observers = Observers(observers, logger or log)
+        self.store = observed_store(store_of(store), self._observers)
+        # Unique to this start of this process: a restarted worker must not be taken for the one that died.
+        self.name = f"{name or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._keep_published = keep_published_seconds
+        self._keep_dead = keep_dead_seconds
+        self._prune_seconds = prune_seconds
+        self._watch_seconds = watch_seconds
+        self._rescue_seconds = rescue_seconds
+        self._grace = grace_seconds
+        self._logger = logger
+        self._log = logger or log
+        self._jobs = [self._assign(stream) for stream in streams]
+        self._supervisor = self._supervise()
+
+    def _assign(self, stream: Stream) -> Assignment:
+        publisher = observed_publisher(publisher_of(stream), self._observers)
+        keep, logger = self._keep_published > 0, self._logger
+        rules = Rules(stream.retry, stream.max_attempts, OnDead(stream.on_dead), keep, logger)
+        return Assignment(self.store, stream, publisher, rules, self.name, self._grace, self._observers, logger)
+
+    def _supervise(self) -> Supervisor:
+        return Supervisor(self.store, self._jobs, self._services(), self._logger)
+
+    def _services(self) -> list[Service]:
+        prune = Prune(
+            self.store,
+            keep_published_seconds=self._keep_published,
+            keep_dead_seconds=self._keep_dead,
+            interval_seconds=self._prune_seconds,
+            logger=self._logger,
+        )
+        watch = Watch(self.store, interval_seconds=self._watch_seconds, logger=self._logger)
+        rescues = [self._rescue(job.stream) for job in self._jobs if job.stream.mode is Mode.QUEUE]
+        reconciles = [
+            Reconcile(self.store, check, grace_seconds=self._grace, logger=self._logger) for check in self.checks
+        ]
+        return [prune, watch, *rescues, *reconciles]
+
+    def _rescue(self, stream: Stream) -> Rescue:
+        every = max(0.05, stream.lease_seconds / 3) if self._rescue_seconds is None else self._rescue_seconds
+        return Rescue(
+            self.store,
+            stream.name,
+            stuck_seconds=stream.stuck_seconds,
+            max_attempts=stream.max_attempts,
+            interval_seconds=every,
+            logger=self._logger,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @asynccontextmanager
+    async def lifespan(self, app: object) -> AsyncIterator[None]:
+        """For an ASGI application: the relay runs as long as the application does."""
+        async with self:
+            yield
+
+    async def start(self) -> None:
+        """Open the store (waiting for a database that is not there yet) and begin to work."""
+        if self._supervisor.running:
+            raise ConfigError("this relay runs already; make another object for a second one")
+        if self._supervisor.stopped:
+            self._supervisor = self._supervise()
+        await self._supervisor.start()
+        self._log.info(
+            "relay %s serves %s of %s",
+            self.name,
+            ", ".join(f"'{job.stream.name}' to {job.publisher.description}" for job in self._jobs),
+            self.store.description,
+            extra={"action": "started", "worker": self.name},
+        )
+
+    async def stop(self) -> None:
+        """Finish or give back all work, and disconnect. Safe to call twice."""
+        await self._supervisor.stop()
+        self._log.info("relay %s stopped", self.name, extra={"action": "stopped", "worker": self.name})
+
+    async def drain(self) -> None:
+        """Wait until no event is ready to be published. Events that wait for a retry or an instant do not count."""
+        await self._supervisor.drain()
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT, as the only task of this process."""
+        with relaxed_gc():
+            await self._run()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, asked.set)
+        try:
+            starting = asyncio.create_task(self.start())
+            waiting = asyncio.create_task(asked.wait())
+            await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
+                await waiting
+            waiting.cancel()
+        finally:
+            # A second Ctrl-C ends the process at once; a second SIGTERM changes nothing.
+            loop.remove_signal_handler(signal.SIGINT)
+            await self.stop()
+            loop.remove_signal_handler(signal.SIGTERM)
+
+
+@contextmanager
+def relaxed_gc() -> Iterator[None]:
+    """Collect garbage less often: events come and go by the thousand and form no cycles."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _check_streams(streams: Sequence[Stream]) -> None:
+    if not streams:
+        raise ConfigError('a relay needs at least one stream; for example streams=[Stream("default", to="stdout:")]')
+    names = [stream.name for stream in streams]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"stream '{twice}' is named twice; give each stream of a relay a name of its own")
+
+
+def _check_checks(checks: Sequence[Any], keep_published_seconds: float) -> None:
+    names = set()
+    for check in checks:
+        if not isinstance(check, Check):
+            kind = type(check).__name__
+            raise ConfigError(f'checks holds a {kind}; for example checks=[Check("pages", pages_without_snapshot)]')
+        if check.name in names:
+            raise ConfigError(f"check '{check.name}' is named twice; give each check of a relay a name of its own")
+        names.add(check.name)
+    if checks and keep_published_seconds <= 0:
+        raise ConfigError(
+            "checks need to see what was published, and keep_published_seconds is 0; "
+            "keep it for longer than it takes until an event has its effect, for example 3600"
+        )

@@ -1,0 +1,1 @@
+"""Shared by drivers and stores of SQL databases: columns, cells and dialects."""

@@ -1,0 +1,131 @@
+CREATE TABLE {meta} (
+    name text PRIMARY KEY,
+    value text NOT NULL
+)
+
+CREATE TABLE {event} (
+    -- AUTOINCREMENT: without it a deleted seq is given again.
+    seq integer PRIMARY KEY AUTOINCREMENT,
+    created_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    occurred_at text,
+    available_at text,
+    next_attempt_at text,
+    published_at text,
+    processing_started_at text,
+    lease_until text,
+    lease_token integer NOT NULL DEFAULT 0,
+    aggregate_version integer,
+    last_error_at text,
+    id text NOT NULL,
+    key_hash integer NOT NULL CHECK (key_hash >= 0),
+    attempts integer NOT NULL DEFAULT 0,
+    max_attempts integer,
+    shard integer NOT NULL GENERATED ALWAYS AS (key_hash % {shards}) STORED,
+    suspect integer NOT NULL DEFAULT 0,
+    status text NOT NULL,
+    stream text NOT NULL,
+    tenant text NOT NULL,
+    topic text NOT NULL,
+    type text NOT NULL,
+    aggregate_type text,
+    aggregate_id text,
+    key text,
+    routing_key text,
+    content_type text NOT NULL,
+    schema_id text,
+    schema_version text,
+    headers text,
+    lease_owner text,
+    last_error text,
+    errors text,
+    payload blob NOT NULL,
+    UNIQUE (id, stream)
+)
+
+CREATE INDEX {ready_index} ON {event} (stream, shard, seq) WHERE status = 'pending'
+
+CREATE INDEX {held_index} ON {event} (stream, shard, key, seq) WHERE status IN ('failed', 'held')
+
+CREATE INDEX {due_index} ON {event} (stream, next_attempt_at) WHERE next_attempt_at IS NOT NULL
+
+CREATE INDEX {leased_index} ON {event} (stream, lease_until) WHERE status = 'processing'
+
+CREATE TABLE {stream} (
+    name text PRIMARY KEY,
+    paused integer NOT NULL DEFAULT 0,
+    mode text,
+    destination text,
+    created_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now'))
+)
+
+CREATE TABLE {worker} (
+    stream text NOT NULL,
+    name text NOT NULL,
+    seen_until text NOT NULL,
+    PRIMARY KEY (stream, name)
+)
+
+CREATE TABLE {lease} (
+    stream text NOT NULL,
+    shard integer NOT NULL,
+    owner text,
+    token integer NOT NULL DEFAULT 0,
+    lease_until text,
+    crashes integer NOT NULL DEFAULT 0,
+    suspect text,
+    PRIMARY KEY (stream, shard)
+)
+
+CREATE TABLE {held_key} (
+    stream text NOT NULL,
+    shard integer NOT NULL,
+    key text NOT NULL,
+    mode text NOT NULL,
+    next_attempt_at text,
+    dead_head text,
+    PRIMARY KEY (stream, shard, key)
+)
+
+CREATE INDEX {held_due_index} ON {held_key} (stream, shard, next_attempt_at) WHERE next_attempt_at IS NOT NULL
+
+CREATE TABLE {dead_letter} (
+    seq integer NOT NULL,
+    created_at text NOT NULL,
+    occurred_at text,
+    available_at text,
+    died_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    aggregate_version integer,
+    id text NOT NULL,
+    key_hash integer NOT NULL,
+    attempts integer NOT NULL,
+    max_attempts integer,
+    lease_token integer NOT NULL,
+    shard integer NOT NULL GENERATED ALWAYS AS (key_hash % {shards}) STORED,
+    stream text NOT NULL,
+    tenant text NOT NULL,
+    topic text NOT NULL,
+    type text NOT NULL,
+    aggregate_type text,
+    aggregate_id text,
+    key text,
+    routing_key text,
+    content_type text NOT NULL,
+    schema_id text,
+    schema_version text,
+    headers text,
+    error text NOT NULL,
+    errors text,
+    payload blob NOT NULL,
+    PRIMARY KEY (id, stream)
+)
+
+CREATE INDEX {dead_index} ON {dead_letter} (stream, died_at)
+
+CREATE TABLE {audit} (
+    id integer PRIMARY KEY,
+    at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    operator text NOT NULL,
+    action text NOT NULL,
+    stream text NOT NULL,
+    event_id text
+)

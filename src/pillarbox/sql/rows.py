@@ -1,0 +1,102 @@
+"""From rows to events. A row has the fields of ``Event`` up to ``headers``, in their order."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from pillarbox.event import NO_HEADERS, Event, Status
+
+FIELDS: Final = Event._fields[: Event._fields.index("headers") + 1]
+ID, PAYLOAD, CREATED_AT, OCCURRED_AT, HEADERS = (
+    FIELDS.index(name) for name in ("id", "payload", "created_at", "occurred_at", "headers")
+)
+ADDED: Final = len(FIELDS)  # the first of the columns that a statement adds to those of an event
+
+
+class Rows(NamedTuple):
+    """Converts one driver's cells to Python's types."""
+
+    event: Callable[[Sequence[Any], str, Status], Event]
+    events: Callable[[Sequence[Sequence[Any]], str, Status], list[Event]]
+    uuid: Callable[[Any], UUID]
+    instant: Callable[[Any], datetime]
+
+
+def _event(row: Sequence[Any], stream: str, status: Status) -> Event:
+    headers = row[HEADERS]
+    # Without the constructor: its keywords cost more than all the rest.
+    return tuple.__new__(
+        Event,
+        (
+            *row[:OCCURRED_AT],
+            row[OCCURRED_AT] or row[CREATED_AT],
+            json.loads(headers) if headers else NO_HEADERS,
+            stream,
+            status,
+            None,
+        ),
+    )
+
+
+def _events(rows: Sequence[Sequence[Any]], stream: str, status: Status) -> list[Event]:
+    # Most events have no headers and no instant of their own. This path costs half as much.
+    new = tuple.__new__
+    return [
+        new(Event, (*row[:OCCURRED_AT], row[CREATED_AT], NO_HEADERS, stream, status, None))
+        if row[OCCURRED_AT] is None and row[HEADERS] is None
+        else _event(row, stream, status)
+        for row in rows
+    ]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+PLAIN: Final = Rows(_event, _events, _same, _same)
+
+
+def converted(uuid: Callable[[Any], UUID], instant: Callable[[Any], datetime]) -> Rows:
+    """For a driver whose ids and instants are of other types."""
+
+    def event(row: Sequence[Any], stream: str, status: Status) -> Event:
+        cells = list(row)
+        cells[ID] = uuid(cells[ID])
+        cells[CREATED_AT] = instant(cells[CREATED_AT])
+        if cells[OCCURRED_AT] is not None:
+            cells[OCCURRED_AT] = instant(cells[OCCURRED_AT])
+        return _event(cells, stream, status)
+
+    def events(rows: Sequence[Sequence[Any]], stream: str, status: Status) -> list[Event]:
+        new = tuple.__new__
+        made = []
+        for row in rows:
+            if row[OCCURRED_AT] is None and row[HEADERS] is None:
+                at = instant(row[CREATED_AT])
+                cells = (uuid(row[ID]), *row[1:CREATED_AT], at, *row[CREATED_AT + 1 : OCCURRED_AT], at)
+                made.append(new(Event, (*cells, NO_HEADERS, stream, status, None)))
+            else:
+                made.append(event(row, stream, status))
+        return made
+
+    return Rows(event, events, uuid, instant)
+
+
+def cut(rows: Sequence[Sequence[Any]], max_bytes: int) -> list[list[Any]]:
+    """The first rows of a read, at least one, whose payloads (loaded or not) together fit into ``max_bytes``."""
+    kept: list[list[Any]] = []
+    total = 0
+    for row in rows:
+        total += row[ADDED] or len(row[PAYLOAD])
+        if kept and total > max_bytes:
+            break
+        kept.append(list(row))
+    return kept
+
+
+def error_history(text: str | None) -> list[Mapping[str, Any]]:
+    """The entries of an event's errors, oldest first: JSON lines."""
+    # Not splitlines: it also splits at other characters, which an error may contain.
+    return [json.loads(line) for line in (text or "").split("\n") if line]

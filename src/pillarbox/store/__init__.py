@@ -1,0 +1,70 @@
+"""The contracts between Pillarbox and a database, one for each caller; a store is their sum.
+
+A contract defines meaning, never SQL. All instants are compared by the database's clock; durations are seconds. Every
+change of an event carries its token. A stale token changes nothing: the result leaves its item out, or a method that
+takes only one item raises LeaseLost. A database that cannot be reached raises StoreDown.
+"""
+
+from pillarbox.store.insights import Insights
+from pillarbox.store.operator import Operator
+from pillarbox.store.ordered import Ordered, Turns
+from pillarbox.store.queue import Claims, Queue
+from pillarbox.store.records import (
+    PARKED,
+    Audit,
+    Claim,
+    ClaimResults,
+    DeadLetter,
+    Failure,
+    Features,
+    Filter,
+    Found,
+    Grant,
+    Hold,
+    HoldMode,
+    KeyRun,
+    Page,
+    Ref,
+    Rescued,
+    Settlement,
+    StreamStatus,
+    Work,
+)
+from pillarbox.store.retention import Retention
+from pillarbox.store.schema import Schema
+from pillarbox.store.serving import Serving
+from pillarbox.store.store import Store
+from pillarbox.store.writing import Writing
+
+__all__ = [
+    "PARKED",
+    "Audit",
+    "Claim",
+    "ClaimResults",
+    "Claims",
+    "DeadLetter",
+    "Failure",
+    "Features",
+    "Filter",
+    "Found",
+    "Grant",
+    "Hold",
+    "HoldMode",
+    "Insights",
+    "KeyRun",
+    "Operator",
+    "Ordered",
+    "Page",
+    "Queue",
+    "Ref",
+    "Rescued",
+    "Retention",
+    "Schema",
+    "Serving",
+    "Settlement",
+    "Store",
+    "StreamStatus",
+    "Turns",
+    "Work",
+    "Writing",
+]

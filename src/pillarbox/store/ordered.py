@@ -1,0 +1,53 @@
+"""The contract of an ordered stream's worker: ownership of shards, and turns on them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from pillarbox.batch import Part
+from pillarbox.store.records import Grant, KeyRun, Settlement
+from pillarbox.store.serving import Serving
+
+
+class Turns(Protocol):
+    """One shard has one owner, and the owner runs one turn at a time on it: read, publish, settle."""
+
+    async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
+        """Own up to ``limit`` shards that nobody owns or whose lease has run out, for ``seconds``."""
+        ...
+
+    async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
+        """Extend leases; returns those that are still held."""
+        ...
+
+    async def give(self, grants: Sequence[Grant]) -> None:
+        """Release shards, cleanly."""
+
+    async def held_keys(self, grant: Grant) -> Collection[str]:
+        """The keys of this shard that are held."""
+        ...
+
+    async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
+        """Pending events of these shards, each shard in order of seq; shards without any are left out.
+
+        ``limit`` and ``max_bytes`` are for each shard; at least one event is read, of any size."""
+        ...
+
+    async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        """The failed and held events, in order, of one held key whose time has come."""
+        ...
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
+        """Write the results of a turn, each shard's in one transaction. Returns for each shard which keys of its
+        settlement are held now. A shard that is missing from the result is lost: nothing of it was changed."""
+        ...
+
+    async def note_suspect(self, grant: Grant, event_id: UUID | None) -> None:
+        """Note the suspect, the event that is about to be published; None clears the note. Raises LeaseLost."""
+
+    async def set_crashes(self, grant: Grant, crashes: int) -> None:
+        """Correct the count of crashes of this shard, and forget its suspect. Raises LeaseLost."""
+
+
+class Ordered(Serving, Turns, Protocol):
+    """The contract of a worker of an ordered stream."""

@@ -1,0 +1,214 @@
+"""Questions of operators on MongoDB."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from pillarbox.event import Mode, Status
+from pillarbox.mongo.documents import Document, from_seq, identity, to_event, with_id
+from pillarbox.store import Audit, DeadLetter, Filter, Found, StreamStatus
+from pillarbox.stores.mongo.database import MongoDatabase
+from pillarbox.stores.mongo.expressions import ALIVE, later
+
+_HOUR: Final = 3600.0
+_WAITING: Final = ["pending", "processing", "failed", "held"]
+_NOT_IN_A_LIST: Final = ["payload", "errors"]  # both can be large
+_FIELDS: Final = ("stream", "key", "type", "tenant", "topic", "aggregate_type", "aggregate_id")
+# Where events can wait, each with the index that has the stream first.
+_PLACES: Final[Sequence[tuple[str, str, Document]]] = (
+    ("event", "ready", {"status": "pending"}),
+    ("event", "due", {"next_attempt_at": {"$exists": True}}),
+    ("held_key", "key", {}),
+)
+
+
+def _states() -> list[Document]:
+    """The events of every stream by status, in one walk over the outbox."""
+    recently = {"$cond": [{"$gt": ["$published_at", later(-_HOUR)]}, 1, 0]}
+    # By the server's clock, in whole seconds, not by the writer's.
+    since = {"$ifNull": ["$available_at", {"$toDate": "$seq"}]}
+    sums = {"count": {"$sum": 1}, "since": {"$min": since}, "recent": {"$sum": recently}}
+    return [{"$group": {"_id": {"stream": "$stream", "status": "$status"}, **sums}}]
+
+
+def _by(field: str, where: Document) -> list[Document]:
+    return [{"$match": where}, {"$group": {"_id": f"${field}", "count": {"$sum": 1}}}]
+
+
+def _query(where: Filter, instant: str) -> Document:
+    """The condition that an event or a dead letter matches."""
+    query: Document = {name: value for name in _FIELDS if (value := getattr(where, name)) is not None}
+    if where.status not in (None, Status.DEAD):
+        query["status"] = str(where.status)
+    bounds = {"$gte": where.since, "$lt": where.until}
+    if given := {bound: value for bound, value in bounds.items() if value is not None}:
+        query[instant] = given
+    if where.ids is not None:
+        query |= _with_ids(where.ids, where.stream)
+    return query
+
+
+def _with_ids(ids: Sequence[UUID], stream: str | None) -> Document:
+    if stream is not None or not ids:
+        return {"_id": {"$in": [identity(id, stream or "") for id in ids]}}
+    return {"$or": [{"_id": with_id(id)} for id in ids]}
+
+
+class MongoInsights:
+    """Reads for operators."""
+
+    def __init__(self, database: MongoDatabase) -> None:
+        self._db = database
+
+    async def streams(self) -> Sequence[StreamStatus]:
+        counts: dict[str, dict[Status, int]] = {}
+        oldest: dict[str, datetime] = {}
+        recent: dict[str, int] = {}
+        with self._db.commands():
+            async for state in await self._db.collection("event").aggregate(_states()):
+                stream, status = state["_id"]["stream"], Status(state["_id"]["status"])
+                counts.setdefault(stream, {})[status] = state["count"]
+                recent[stream] = recent.get(stream, 0) + state["recent"]
+                if status in _WAITING:
+                    oldest[stream] = min(state["since"], oldest.get(stream, state["since"]))
+            for stream, count in (await self._counted("dead_letter", _by("stream", {}))).items():
+                counts.setdefault(stream, {})[Status.DEAD] = count
+            rows = {row["_id"]: row async for row in self._db.collection("stream").find()}
+            workers = await self._counted("worker", _by("stream", ALIVE))
+        # Read last, so that no event is younger.
+        now = await self._db.clock()
+        return [
+            StreamStatus(
+                stream,
+                (row := rows.get(stream, {})).get("paused", False),
+                workers.get(stream, 0),
+                counts.get(stream, {}),
+                max(0.0, (now - oldest[stream]) / timedelta(seconds=1)) if stream in oldest else None,
+                recent.get(stream, 0),
+                Mode(row["mode"]) if "mode" in row else None,
+                row.get("destination"),
+            )
+            for stream in sorted({*counts, *rows, *workers})
+        ]
+
+    async def unserved(self) -> Sequence[str]:
+        waiting: set[str] = set()
+        with self._db.commands():
+            for name, index, where in _PLACES:
+                waiting |= await self._streams_of(name, index, where)
+            live = self._db.collection("worker").find(ALIVE, {"stream": 1})
+            served = {worker["stream"] async for worker in live}
+        return sorted(waiting - served)
+
+    async def _streams_of(self, name: str, index: str, where: Document) -> set[str]:
+        """One step along the index for each stream, independent of the number of events."""
+        found: set[str] = set()
+        after = ""
+        while True:
+            query = {**where, "stream": {"$gt": after}}
+            following = await self._db.collection(name).find_one(query, {"stream": 1}, sort=[("stream", 1)], hint=index)
+            if following is None:
+                return found
+            after = following["stream"]
+            found.add(after)
+
+    async def count(self, stream: str) -> Mapping[Status, int]:
+        with self._db.commands():
+            counts = await self._counted("event", _by("status", {"stream": stream}))
+            dead = await self._db.collection("dead_letter").count_documents({"stream": stream})
+        living = {Status(status): count for status, count in counts.items()}
+        return living | ({Status.DEAD: dead} if dead else {})
+
+    async def _counted(self, name: str, pipeline: list[Document]) -> dict[str, int]:
+        groups = await self._db.collection(name).aggregate(pipeline)
+        return {group["_id"]: group["count"] async for group in groups}
+
+    async def find(self, where: Filter, limit: int, newest_first: bool = True) -> Sequence[Found]:
+        query, order = _query(where, "created_at"), {"_id": -1 if newest_first else 1}
+        found: list[Found] = []
+        if where.status is not Status.DEAD:
+            found += await self._find("event", query, order, limit)
+        if where.status in (None, Status.DEAD):
+            found += await self._find("dead_letter", query, order, limit)
+        found.sort(key=lambda each: (each.event.id, each.event.stream), reverse=newest_first)
+        return found[:limit]
+
+    async def find_dead(self, where: Filter, limit: int, after: int = 0) -> Sequence[Found]:
+        if where.status not in (None, Status.DEAD):
+            return []
+        query = {**_query(where, "died_at"), "seq": {"$gt": from_seq(after)}}
+        return await self._find("dead_letter", query, {"seq": 1}, limit)
+
+    async def find_by_id(self, id: UUID) -> Sequence[Found]:
+        query = {"_id": with_id(id)}
+        found = await self._find("event", query, {"_id": 1}, None)
+        dead = await self._find("dead_letter", query, {"_id": 1}, None)
+        # An event that died and was written again is in both: the new one counts.
+        living = {each.event.stream for each in found}
+        return [*found, *(each for each in dead if each.event.stream not in living)]
+
+    async def _find(self, name: str, query: Document, order: Document, limit: int | None) -> list[Found]:
+        """A list of up to ``limit`` events; without a limit all of them, with payloads and errors."""
+        size = {"$set": {"bytes": {"$binarySize": "$payload"}}}
+        stages: list[Document] = [{"$match": query}, {"$sort": order}, size]
+        if limit is not None:
+            if limit <= 0:
+                return []
+            stages = [*stages[:2], {"$limit": limit}, size, {"$unset": _NOT_IN_A_LIST}]
+        with self._db.commands():
+            documents = await (await self._db.collection(name).aggregate(stages)).to_list()
+            holding = await self._holding(documents) if name == "dead_letter" else set()
+        return [_found(document, (document["stream"], document["_id"]["id"]) in holding) for document in documents]
+
+    async def _holding(self, letters: Sequence[Document]) -> set[tuple[str, UUID]]:
+        """The streams and ids of dead letters that a held key waits for."""
+        heads = {"dead_head": {"$in": [letter["_id"]["id"] for letter in letters]}}
+        rows = self._db.collection("held_key").find(heads, {"stream": 1, "dead_head": 1})
+        return {(row["stream"], row["dead_head"]) async for row in rows}
+
+    async def dead_letters(self, stream: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
+        if limit <= 0:
+            return []
+        where = {} if stream is None else {"stream": stream}
+        with self._db.commands():
+            letters = self._db.collection("dead_letter").find(where, sort=[("died_at", 1), ("seq", 1)], limit=limit)
+            return [
+                DeadLetter(to_event(letter, Status.DEAD), letter["died_at"], letter["error"], letter["errors"])
+                async for letter in letters
+            ]
+
+    async def audit(self, limit: int) -> Sequence[Audit]:
+        if limit <= 0:
+            return []
+        with self._db.commands():
+            rows = await self._db.collection("audit").find(sort=[("seq", -1)], limit=limit).to_list()
+        return [
+            Audit(
+                datetime.fromtimestamp(row["seq"].time, UTC),
+                row["operator"],
+                row["action"],
+                row["stream"],
+                row.get("event_id"),
+            )
+            for row in rows
+        ]
+
+
+def _found(document: Mapping[str, Any], holds_key: bool) -> Found:
+    get = document.get
+    is_dead = "died_at" in document
+    return Found(
+        event=to_event(document, Status.DEAD if is_dead else Status(document["status"])),
+        payload_bytes=document["bytes"],
+        next_attempt_at=get("next_attempt_at"),
+        published_at=get("published_at"),
+        processing_started_at=get("processing_started_at"),
+        lease_owner=get("lease_owner"),
+        lease_until=get("lease_until"),
+        lease_token=get("lease_token", 0),
+        last_error=get("error") if is_dead else get("last_error"),
+        last_error_at=get("died_at") if is_dead else get("last_error_at"),
+        errors=get("errors", ()),
+        holds_key=holds_key,
+    )

@@ -1,0 +1,112 @@
+"""Ownership of shards on MongoDB."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import pymongo
+from pymongo import ReturnDocument
+from pymongo.errors import PyMongoError
+
+from pillarbox.mongo.documents import Document
+from pillarbox.store import Grant
+from pillarbox.stores.mongo.database import MongoDatabase, Session
+from pillarbox.stores.mongo.expressions import later, literal
+from pillarbox.stores.mongo.settling import SettlingSessions
+from pillarbox.stores.outbox_info import lost
+
+_SETTLE_SECONDS: Final = 1.0  # far more than a settle takes
+FREE: Final[Document] = {"$or": [{"owner": None}, {"$expr": {"$lt": ["$lease_until", "$$NOW"]}}]}
+_GIVEN: Final[list[Document]] = [{"$set": {"owner": None}}, {"$unset": ["lease_until", "suspect", "session"]}]
+
+
+def fence(grant: Grant) -> Document:
+    """The condition that this grant still owns its shard."""
+    return {"stream": grant.stream, "shard": grant.shard, "token": grant.token, "owner": grant.worker}
+
+
+def _taken(worker: str, seconds: float, session: Any) -> Document:
+    """The change of a lease for its new owner. An owner that did not give it back has crashed."""
+    return {
+        "crashes": {"$add": ["$crashes", {"$cond": [{"$eq": ["$owner", None]}, 0, 1]}]},
+        "owner": literal(worker),
+        "token": {"$add": ["$token", 1]},
+        "lease_until": later(seconds),
+        "session": session,
+    }
+
+
+class Leases:
+    """The leases of shards. Every change names the token."""
+
+    def __init__(self, database: MongoDatabase, sessions: SettlingSessions) -> None:
+        self._db = database
+        self._sessions = sessions
+
+    async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
+        grants: list[Grant] = []
+        if limit <= 0:
+            return grants
+        async with self._db.session() as session:
+            leases = self._db.collection("lease")
+            free = await leases.find({"stream": stream, **FREE}, session=session).sort("shard").to_list()
+            for lease in free:
+                if len(grants) == limit:
+                    break
+                settling = self._sessions.new()
+                try:
+                    taken = await self._take_one(lease, _taken(worker, seconds, settling.name), session)
+                except PyMongoError:
+                    # Return the shards that are taken already: else they would wait for their lease to end.
+                    if not grants:
+                        raise
+                    break
+                if taken is not None:
+                    crashes, suspect = taken["crashes"], taken.get("suspect")
+                    grants.append(Grant(stream, lease["shard"], worker, taken["token"], crashes, suspect))
+                    self._sessions.keep(grants[-1], settling)
+        return grants
+
+    async def _take_one(self, lease: Document, change: Document, session: Session) -> Document | None:
+        """The lease after the change; None: another worker was faster."""
+        seen = {"stream": lease["stream"], "shard": lease["shard"], "token": lease["token"], **FREE}
+
+        async def take() -> Document | None:
+            return await self._db.collection("lease").find_one_and_update(
+                seen, [{"$set": change}], return_document=ReturnDocument.AFTER, session=session
+            )
+
+        try:
+            with pymongo.timeout(_SETTLE_SECONDS):
+                return await take()
+        except PyMongoError as error:
+            if lease["owner"] is None or not error.timeout:
+                raise
+        # A live settle would be done by now: its worker has left it open.
+        await self._sessions.end_left_open(lease)
+        return await take()
+
+    async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
+        change = [{"$set": {"lease_until": later(seconds)}}]
+        held = [grant for grant in grants if await self._change(grant, change)]
+        self._sessions.drop(set(grants) - set(held))
+        return held
+
+    async def give(self, grants: Sequence[Grant]) -> None:
+        for grant in grants:
+            await self._change(grant, _GIVEN)
+        self._sessions.drop(grants)
+
+    async def note_suspect(self, grant: Grant, event_id: UUID | None) -> None:
+        change: list[Document] = [{"$unset": "suspect"}] if event_id is None else [{"$set": {"suspect": event_id}}]
+        if not await self._change(grant, change):
+            raise lost(grant)
+
+    async def set_crashes(self, grant: Grant, crashes: int) -> None:
+        if not await self._change(grant, [{"$set": {"crashes": crashes}}, {"$unset": "suspect"}]):
+            raise lost(grant)
+
+    async def _change(self, grant: Grant, change: Sequence[Mapping[str, Any]]) -> bool:
+        async with self._db.session() as session:
+            done = await self._db.collection("lease").update_one(fence(grant), change, session=session)
+        return bool(done.matched_count)

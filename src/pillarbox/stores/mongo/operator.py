@@ -1,0 +1,91 @@
+"""Actions of operators on MongoDB."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from pillarbox.event import Status
+from pillarbox.mongo.documents import NEXT_SEQ, Document, from_dead_letter, identity
+from pillarbox.store import Ref
+from pillarbox.stores.mongo.database import MongoDatabase, Session
+from pillarbox.stores.mongo.held_keys import HeldKeys
+from pillarbox.stores.mongo.reentry import Reentry
+
+
+class MongoOperator:
+    """Pauses and resumes streams, replays and discards dead letters. Each action leaves an audit row."""
+
+    def __init__(self, database: MongoDatabase, held_keys: HeldKeys, reentry: Reentry) -> None:
+        self._db = database
+        self._held_keys = held_keys
+        self._reentry = reentry
+
+    async def pause(self, stream: str, by: str) -> None:
+        await self._set_paused(stream, True, "pause", by)
+
+    async def resume(self, stream: str, by: str) -> None:
+        await self._set_paused(stream, False, "resume", by)
+
+    async def _set_paused(self, stream: str, paused: bool, action: str, by: str) -> None:
+        async def work(session: Session | None) -> None:
+            change = {"$set": {"paused": paused}}
+            await self._db.collection("stream").update_one({"_id": stream}, change, upsert=True, session=session)
+            await self._db.collection("audit").insert_one(_audit(by, action, stream), session=session)
+
+        await self._db.transact(work)
+
+    async def replay(self, refs: Sequence[Ref], by: str) -> int:
+        async def work(session: Session | None) -> int:
+            letters, held = await self._lock(refs, session)
+            waiting = [from_dead_letter(letter, Status.FAILED) for letter in letters if _key(letter) in held]
+            if waiting:
+                await self._db.collection("event").insert_many(waiting, session=session)
+            await self._reentry.revive([letter for letter in letters if _key(letter) not in held], session)
+            return await self._finish(letters, "replay", by, session)
+
+        return await self._db.transact(work)
+
+    async def discard(self, refs: Sequence[Ref], by: str) -> int:
+        async def work(session: Session | None) -> int:
+            letters, _ = await self._lock(refs, session)
+            return await self._finish(letters, "discard", by, session)
+
+        return await self._db.transact(work)
+
+    async def _lock(self, refs: Sequence[Ref], session: Session | None) -> tuple[list[Document], set[Any]]:
+        """These dead letters in order of seq, and which of their keys are held. From here on a settle of such a key
+        conflicts with this transaction, and one of the two is run again."""
+        mine = {"_id": {"$in": [identity(ref.id, ref.stream) for ref in refs]}}
+        letters = await self._db.collection("dead_letter").find(mine, sort=[("seq", 1)], session=session).to_list()
+        keys: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for letter in letters:
+            if "key" in letter:
+                keys[letter["stream"], letter["shard"]].add(letter["key"])
+        held = set()
+        for (stream, shard), named in sorted(keys.items()):
+            place = {"stream": stream, "shard": shard}
+            held |= {(stream, key) for key in await self._held_keys.lock(place, named, session)}
+        return letters, held
+
+    async def _finish(self, letters: Sequence[Document], action: str, by: str, session: Session | None) -> int:
+        if not letters:
+            return 0
+        rows = [_audit(by, action, letter["stream"], letter["_id"]["id"]) for letter in letters]
+        await self._db.collection("audit").insert_many(rows, session=session)
+        ids = [letter["_id"] for letter in letters]
+        await self._db.collection("dead_letter").delete_many({"_id": {"$in": ids}}, session=session)
+        for letter in letters:
+            if "key" in letter:
+                place = {"stream": letter["stream"], "shard": letter["shard"]}
+                await self._held_keys.make_due(place, letter["key"], letter["_id"]["id"], session)
+        return len(letters)
+
+
+def _key(letter: Document) -> tuple[str, str | None]:
+    return letter["stream"], letter.get("key")
+
+
+def _audit(by: str, action: str, stream: str, event_id: UUID | None = None) -> Document:
+    row = {"seq": NEXT_SEQ, "operator": by, "action": action, "stream": stream}
+    return row if event_id is None else {**row, "event_id": event_id}

@@ -1,0 +1,139 @@
+"""Membership, polling and sleep of workers on MongoDB."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pymongo import UpdateOne
+from pymongo.errors import BulkWriteError
+
+from pillarbox.event import Mode
+from pillarbox.mongo.documents import Document
+from pillarbox.store import Grant, Work
+from pillarbox.stores.mongo.database import MongoDatabase
+from pillarbox.stores.mongo.errors import DUPLICATE
+from pillarbox.stores.mongo.expressions import ALIVE, later, literal, past
+from pillarbox.stores.mongo.leases import FREE
+from pillarbox.stores.mongo.reentry import Reentry
+from pillarbox.stores.mongo.wake import Watcher
+
+_LONG_AGO_SECONDS: Final = 86_400.0
+# A poll first reads the shards of this many oldest events: a branch per shard costs several times as much. Only a shard
+# behind so many events can be missed.
+_POLLED: Final = 64
+_NEW_LEASE: Final[Document] = {"$setOnInsert": {"owner": None, "token": 0, "crashes": 0}}
+
+
+def _work_of(names: Mapping[str, str], stream: str, worker: str, shards: Sequence[int]) -> list[Document]:
+    """On the streams' collection: the stream's workers and the work of these shards. Each branch gives documents of one
+    field, whose name says which answer it is."""
+    mine = {"stream": stream, "shard": {"$in": list(shards)}}
+    due = {"stream": stream, **past("next_attempt_at")}
+    before = {"$cond": [{"$lt": ["$name", literal(worker)]}, 1, 0]}
+
+    def branch(name: str, *stages: Document) -> Document:
+        return {"$unionWith": {"coll": names[name], "pipeline": list(stages)}}
+
+    def any_event(answer: str, match: Document) -> Document:
+        return branch("event", {"$match": match}, {"$limit": 1}, {"$project": {"_id": 0, answer: literal(1)}})
+
+    return [
+        {"$match": {"_id": stream, "paused": True}},
+        {"$project": {"_id": 0, "paused": 1}},
+        branch(
+            "worker",
+            {"$match": {"stream": stream, **ALIVE}},
+            {"$group": {"_id": None, "live": {"$sum": 1}, "rank": {"$sum": before}}},
+            {"$unset": "_id"},
+        ),
+        branch("lease", {"$match": {"stream": stream, **FREE}}, {"$count": "free"}),
+        any_event("scheduled", {**due, "suspect": {"$ne": True}}),
+        any_event("suspects", {**due, "suspect": True}),
+        branch(
+            "held_key",
+            {"$match": {**mine, **past("next_attempt_at")}},
+            {"$group": {"_id": "$shard"}},
+            {"$project": {"_id": 0, "due": "$_id"}},
+        ),
+        branch(
+            "event",
+            {"$match": {**mine, "status": "pending"}},
+            {"$sort": {"seq": 1}},
+            {"$limit": _POLLED},
+            {"$project": {"_id": 0, "ready": "$shard"}},
+        ),
+    ]
+
+
+def _ready_of(events: str, stream: str, shards: Sequence[int]) -> list[Document]:
+    """On the events' collection: those of these shards that have pending events, by one step into the index for
+    each."""
+
+    def first(shard: int) -> list[Document]:
+        pending = {"stream": stream, "shard": shard, "status": "pending"}
+        return [{"$match": pending}, {"$limit": 1}, {"$project": {"_id": 0, "ready": "$shard"}}]
+
+    others = [{"$unionWith": {"coll": events, "pipeline": first(shard)}} for shard in shards[1:]]
+    return [*first(shards[0]), *others]
+
+
+class MongoServing:
+    """Serves workers of all streams."""
+
+    def __init__(self, database: MongoDatabase, reentry: Reentry, watcher: Watcher | None) -> None:
+        self._db = database
+        self._watcher = watcher  # None: workers only poll
+        self.reenter_due = reentry.reenter_due
+
+    async def announce(self, stream: str, mode: Mode, destination: str) -> None:
+        served = {"$set": {"mode": mode.value, "destination": destination}, "$setOnInsert": {"paused": False}}
+        leases = [
+            UpdateOne({"stream": stream, "shard": shard}, _NEW_LEASE, upsert=True)
+            for shard in range(self._db.outbox.shards)
+        ]
+        with self._db.commands():
+            await self._db.collection("stream").update_one({"_id": stream}, served, upsert=True)
+            try:
+                await self._db.collection("lease").bulk_write(leases, ordered=False)
+            except BulkWriteError as error:
+                # A duplicate: another worker announces the stream at this moment.
+                if any(each["code"] != DUPLICATE for each in error.details["writeErrors"]):
+                    raise
+
+    async def join(self, stream: str, worker: str, seconds: float) -> None:
+        seen = [{"$set": {"seen_until": later(seconds)}}]
+        with self._db.commands():
+            await self._db.collection("worker").update_one({"stream": stream, "name": worker}, seen, upsert=True)
+
+    async def leave(self, stream: str, worker: str) -> None:
+        # Names are never used twice: also remove workers that are long gone.
+        gone = [{"name": worker}, past("seen_until", _LONG_AGO_SECONDS)]
+        with self._db.commands():
+            await self._db.collection("worker").delete_many({"stream": stream, "$or": gone})
+
+    async def poll(self, stream: str, worker: str, grants: Sequence[Grant] | None) -> Work:
+        shards = list(range(self._db.outbox.shards)) if grants is None else [grant.shard for grant in grants]
+        pipeline = _work_of(self._db.names, stream, worker, shards)
+        answers: dict[str, list[Any]] = {}
+        with self._db.commands():
+            async for answer in await self._db.collection("stream").aggregate(pipeline):
+                for name, value in answer.items():
+                    answers.setdefault(name, []).append(value)
+            seen = answers.get("ready", [])
+            ready = set(seen)
+            if len(seen) == _POLLED and (hidden := [shard for shard in shards if shard not in ready]):
+                pipeline = _ready_of(self._db.names["event"], stream, hidden)
+                ready |= {found["ready"] async for found in await self._db.collection("event").aggregate(pipeline)}
+        return Work(
+            paused="paused" in answers,
+            live=answers.get("live", [0])[0],
+            rank=answers.get("rank", [0])[0],
+            free=answers.get("free", [0])[0],
+            ready=frozenset(ready),
+            due=frozenset(answers.get("due", ())),
+            scheduled="scheduled" in answers,
+            suspects="suspects" in answers,
+        )
+
+    async def doze(self, stream: str, worker: str, asleep: bool) -> None:
+        if self._watcher is not None and self._db.replicated:
+            await self._watcher.doze(stream, worker, asleep)

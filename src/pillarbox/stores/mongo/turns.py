@@ -1,0 +1,182 @@
+"""Turns on MongoDB: reads and settles of shards that are owned."""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from pymongo import UpdateOne
+
+from pillarbox.batch import Part
+from pillarbox.errors import LeaseLost
+from pillarbox.event import Event, Status
+from pillarbox.mongo.documents import Document, identities, identity, to_event
+from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Settlement
+from pillarbox.stores.mongo.database import MongoDatabase, Session
+from pillarbox.stores.mongo.dead_letters import DeadLetters, deaths
+from pillarbox.stores.mongo.expressions import failed, past
+from pillarbox.stores.mongo.held_keys import WAITS_FOR_KEY, HeldKeys
+from pillarbox.stores.mongo.leases import Leases, fence
+from pillarbox.stores.mongo.settling import SettlingSessions
+from pillarbox.stores.outbox_info import lost
+
+_USUAL_BYTES: Final = 1000.0
+# The states from which a settle moves an event. A settle that is run again finds others and changes nothing.
+_UNSETTLED: Final[Document] = {"status": {"$in": ["pending", "failed", "held"]}}
+_PUBLISHED: Final[Document] = {
+    "$set": {"status": "published"},
+    "$currentDate": {"published_at": True},
+    "$inc": {"attempts": 1},
+}
+
+
+class MongoTurns:
+    """Serves workers of ordered streams."""
+
+    def __init__(
+        self,
+        database: MongoDatabase,
+        sessions: SettlingSessions,
+        leases: Leases,
+        held_keys: HeldKeys,
+        dead_letters: DeadLetters,
+    ) -> None:
+        self._db = database
+        self._sessions = sessions
+        self._held_keys = held_keys
+        self._dead_letters = dead_letters
+        self._event_bytes = _USUAL_BYTES  # the size of a payload, as the last read found it
+        self.take, self.renew, self.give = leases.take, leases.renew, leases.give
+        self.note_suspect, self.set_crashes = leases.note_suspect, leases.set_crashes
+
+    async def held_keys(self, grant: Grant) -> Collection[str]:
+        async with self._db.session() as session:
+            found = self._db.collection("held_key").find(_shard(grant), {"_id": 0, "key": 1}, session=session)
+            return {row["key"] async for row in found}
+
+    async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
+        return [
+            Part(grant.shard, grant.token, events)
+            for grant in grants
+            if (events := await self._read_shard(grant, limit, max_bytes))
+        ]
+
+    async def _read_shard(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+        if limit <= 0:
+            return []
+        pending = {**_shard(grant), "status": "pending"}
+        async with self._db.session() as session:
+            documents = await self._documents(pending, "ready", limit, max_bytes, session)
+            # After the events: a lease that is valid now was valid while they were read.
+            if documents and not await self._owns(grant, session):
+                return []
+        return [to_event(document, Status.PENDING) for document in documents]
+
+    async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        if limit <= 0:
+            return None
+        async with self._db.session() as session:
+            due = await self._db.collection("held_key").find_one(
+                {**_shard(grant), **past("next_attempt_at")}, sort=[("next_attempt_at", 1)], session=session
+            )
+            if due is None:
+                return None
+            waiting = {**_shard(grant), "key": due["key"], **WAITS_FOR_KEY}
+            documents = await self._documents(waiting, "held", limit, max_bytes, session)
+            if not await self._owns(grant, session):
+                return None
+        events = [to_event(document, Status(document["status"])) for document in documents]
+        return KeyRun(due["key"], HoldMode(due["mode"]), events, due.get("dead_head"))
+
+    async def _owns(self, grant: Grant, session: Session) -> bool:
+        return await self._db.collection("lease").find_one(fence(grant), {"_id": 1}, session=session) is not None
+
+    async def _documents(
+        self, where: Document, index: str, limit: int, max_bytes: int, session: Session
+    ) -> list[Document]:
+        """Events in order of seq, with up to ``max_bytes`` of payload; at least one, of any size."""
+        # A page can have 16 MB: ask only for as much as is likely to be used.
+        likely = max(1, min(limit, int(1.25 * max_bytes / self._event_bytes)))
+        cursor = self._db.snapshot("event").find(
+            where, sort=[("seq", 1)], limit=limit, batch_size=likely, hint=index, session=session
+        )
+        found: list[Document] = []
+        total = 0
+        async with cursor:
+            while page := await cursor.to_list(likely):
+                for document in page:
+                    total += len(document["payload"])
+                    if found and total > max_bytes:
+                        return found
+                    found.append(document)
+                self._event_bytes = max(_USUAL_BYTES, total / len(found))
+                if len(page) < likely:
+                    break
+        return found
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
+        held: dict[int, Collection[str]] = {}
+        for settlement in settlements:
+            with suppress(LeaseLost):
+                held[settlement.grant.shard] = await self._settle_shard(settlement)
+        return held
+
+    async def _settle_shard(self, settlement: Settlement) -> Collection[str]:
+        grant = settlement.grant
+
+        async def work(session: Session | None) -> Collection[str]:
+            # First, and as a change: a take-over changes the same document, so the two conflict. With a read both would
+            # pass.
+            held = await self._db.collection("lease").update_one(fence(grant), {"$inc": {"turns": 1}}, session=session)
+            if not held.matched_count:
+                raise lost(grant)
+            return await self._settle(settlement, session)
+
+        try:
+            return await self._sessions.transact(grant, fence(grant), work)
+        except LeaseLost:
+            self._sessions.drop([grant])
+            raise
+
+    async def _settle(self, settlement: Settlement, session: Session | None) -> Collection[str]:
+        """The keys of the settlement that are held now."""
+        stream, place = settlement.grant.stream, _shard(settlement.grant)
+        # Held keys first: an operator who replays now changes the same documents.
+        named = {event.key for event in settlement.held if event.key is not None}
+        named |= settlement.hold_keys.keys() | set(settlement.release_keys)
+        modes = await self._held_keys.lock(place, named, session)
+        parked = [event for event in settlement.held if modes.get(event.key or "") == HoldMode.PARKED]
+        held = [event for event in settlement.held if event.key in modes and modes[event.key] != HoldMode.PARKED]
+        # Without transactions a key must be held before its head is marked as failed.
+        for key, hold in settlement.hold_keys.items():
+            await self._held_keys.hold(place, key, hold, session)
+            modes[key] = hold.mode
+        await self._publish(settlement, session)
+        events = self._db.collection("event")
+        if settlement.failed:
+            changes = [
+                UpdateOne({"_id": identity(failure.event.id, stream), **_UNSETTLED}, failed(failure))
+                for failure in settlement.failed
+            ]
+            await events.bulk_write(changes, session=session)
+        dying = [*settlement.dead, *(Failure(event, PARKED, event.attempts) for event in parked)]
+        await self._dead_letters.move_to_dead(stream, deaths(dying), session)
+        if held:
+            pending = {"_id": identities(held, stream), "status": "pending"}
+            await events.update_many(pending, {"$set": {"status": "held"}}, session=session)
+        for key in settlement.release_keys:
+            if await self._held_keys.release(place, key, session):
+                modes.pop(key, None)
+        return modes.keys()
+
+    async def _publish(self, settlement: Settlement, session: Session | None) -> None:
+        if not settlement.published:
+            return
+        mine = {"_id": identities(settlement.published, settlement.grant.stream), **_UNSETTLED}
+        if settlement.keep_published:
+            await self._db.collection("event").update_many(mine, _PUBLISHED, session=session)
+        else:
+            await self._db.collection("event").delete_many(mine, session=session)
+
+
+def _shard(grant: Grant) -> Document:
+    return {"stream": grant.stream, "shard": grant.shard}

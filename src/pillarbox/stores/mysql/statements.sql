@@ -1,0 +1,282 @@
+-- The statements of the store on MySQL and MariaDB. stores/sql/statements.sql has those that it shares with others.
+--
+-- Indexes are forced: the planner prefers the primary key, and a scan of it waits for rows that others have locked.
+-- Instants are UTC_TIMESTAMP and not NOW, which follows the time zone of the session. An UPDATE assigns from left to
+-- right, so that a column's old value is read before the column is set.
+
+-- lock_migration: Keep other migrations of this outbox out. A change of the schema commits by itself here.
+SELECT GET_LOCK(:name, :seconds)
+
+-- unlock_migration: Let the next migration in.
+SELECT RELEASE_LOCK(:name)
+
+-- has_table: A row if there is such a table.
+SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :table
+
+-- tables: The tables of the database.
+SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE'
+
+-- version: The version of the server.
+SELECT version()
+
+-- set_meta: Note a value of the outbox.
+INSERT INTO {meta} (name, value) VALUES (:name, :value) ON DUPLICATE KEY UPDATE value = :value
+
+-- has_aggregate_index: A row if events are indexed by their aggregate.
+SELECT 1 FROM information_schema.statistics
+WHERE table_schema = DATABASE() AND table_name = '{event}' AND index_name = '{aggregate_index}' LIMIT 1
+
+-- add: Write an event.
+INSERT INTO {event} (id, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`,
+    key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, available_at,
+    next_attempt_at, status, max_attempts)
+VALUES (:id, :stream, :tenant, :topic, :type, :aggregate_type, :aggregate_id, :aggregate_version, :key,
+    :key_hash, :routing_key, :payload, :content_type, :headers, :schema_id, :schema_version, :occurred_at,
+    :available_at, :next_attempt_at, :status, :max_attempts)
+
+-- announce: Note how and to where a stream is served.
+INSERT INTO {stream} (name, mode, destination) VALUES (:stream, :mode, :destination)
+ON DUPLICATE KEY UPDATE mode = :mode, destination = :destination
+
+-- announce_shard: Make a shard's lease if it is missing.
+INSERT INTO {lease} (stream, shard) VALUES (:stream, :shard) ON DUPLICATE KEY UPDATE shard = shard
+
+-- join: Register a worker as live.
+INSERT INTO {worker} (stream, name, seen_until) VALUES (:stream, :worker, UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND)
+ON DUPLICATE KEY UPDATE seen_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
+
+-- leave: Remove a worker, and those that were last seen a day ago: their names are never used again.
+DELETE FROM {worker}
+WHERE stream = :stream AND (name = :worker OR seen_until < UTC_TIMESTAMP(6) - INTERVAL 1 DAY)
+
+-- poll: The stream's workers and the work to do. LIMIT makes each lookup a single step into the index: without
+-- it the planner may join all pending events.
+SELECT 'paused', count(*) FROM {stream} WHERE name = :stream AND paused
+UNION ALL SELECT 'live', count(*) FROM {worker} WHERE stream = :stream AND seen_until > UTC_TIMESTAMP(6)
+UNION ALL SELECT 'rank', count(*) FROM {worker}
+    WHERE stream = :stream AND seen_until > UTC_TIMESTAMP(6) AND name < :worker
+UNION ALL SELECT 'free', count(*) FROM {lease}
+    WHERE stream = :stream AND (owner IS NULL OR lease_until < UTC_TIMESTAMP(6))
+UNION ALL SELECT 'scheduled', 1 WHERE EXISTS (SELECT 1 FROM {event} FORCE INDEX ({due_index})
+    WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND NOT suspect)
+UNION ALL SELECT 'suspects', 1 WHERE EXISTS (SELECT 1 FROM {event} FORCE INDEX ({due_index})
+    WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND suspect)
+UNION ALL SELECT 'ready', l.shard FROM {lease} AS l WHERE l.stream = :stream AND l.shard IN :shards AND 1 = (
+    SELECT 1 FROM {event} AS e FORCE INDEX ({ready_index})
+    WHERE e.status = 'pending' AND e.stream = :stream AND e.shard = l.shard LIMIT 1)
+UNION ALL SELECT 'due', l.shard FROM {lease} AS l WHERE l.stream = :stream AND l.shard IN :shards AND 1 = (
+    SELECT 1 FROM {held_key} AS h FORCE INDEX ({held_due_index})
+    WHERE h.stream = :stream AND h.shard = l.shard AND h.next_attempt_at <= UTC_TIMESTAMP(6) LIMIT 1)
+
+-- takeable: Shards that nobody owns, or whose lease has run out; those that another takes now are passed over.
+SELECT shard FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < UTC_TIMESTAMP(6))
+ORDER BY shard LIMIT :limit FOR UPDATE SKIP LOCKED
+
+-- take: Own shards. The token grows, so that an earlier owner can change nothing any more.
+UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END,
+    owner = :worker, token = token + 1, lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
+WHERE stream = :stream AND shard IN :shards
+
+-- taken: The leases as they are now.
+SELECT shard, token, crashes, suspect FROM {lease} WHERE stream = :stream AND shard IN :shards
+
+-- renew: Extend one lease.
+UPDATE {lease} SET lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
+WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+
+-- fence: A row if the shard is ours; nobody takes it over until the transaction ends.
+SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+LOCK IN SHARE MODE
+
+-- read: Pending events of a shard in order, if the shard is ours. A payload of more than :inline bytes stays behind,
+-- and the last column has its size.
+SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`, routing_key,
+    CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
+    created_at, attempts, max_attempts, occurred_at, headers,
+    CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
+FROM {event} FORCE INDEX ({ready_index}) WHERE stream = :stream AND shard = :shard AND status = 'pending' AND EXISTS (
+    SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
+ORDER BY seq LIMIT :limit
+
+-- payloads: Payloads that stayed behind.
+SELECT id, payload FROM {event} FORCE INDEX (by_id) WHERE id IN :ids AND stream = :stream
+
+-- due_key: The held key of a shard whose time has come first.
+SELECT `key`, mode, dead_head FROM {held_key}
+WHERE stream = :stream AND shard = :shard AND next_attempt_at <= UTC_TIMESTAMP(6) ORDER BY next_attempt_at LIMIT 1
+
+-- read_key: The failed and held events of a key in order, if the shard is ours. CRC32 is the number that a writer
+-- stores as key_hash.
+SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`, routing_key,
+    CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
+    created_at, attempts, max_attempts, occurred_at, headers,
+    CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes, status
+FROM {event} FORCE INDEX ({held_index}) WHERE held_hash = CRC32(:key) & 2147483647 AND stream = :stream
+    AND shard = :shard AND `key` = :key AND status IN ('failed', 'held') AND EXISTS (
+    SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
+ORDER BY seq LIMIT :limit
+
+-- publish_fenced: Mark a batch as published if the shard is ours, in one packet: a relay that freezes between two
+-- statements would keep the lease's row, and a take-over passes over a locked row.
+BEGIN;
+SET @pillarbox_ours = (SELECT count(*) FROM {lease}
+    WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker LOCK IN SHARE MODE);
+UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6), attempts = attempts + 1
+    WHERE id IN :ids AND stream = :stream AND status IN ('pending', 'failed', 'held') AND @pillarbox_ours = 1;
+COMMIT;
+SELECT @pillarbox_ours
+
+-- delete_fenced: The same where nothing is kept.
+BEGIN;
+SET @pillarbox_ours = (SELECT count(*) FROM {lease}
+    WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker LOCK IN SHARE MODE);
+DELETE {event} FROM {event} FORCE INDEX (by_id)
+    WHERE id IN :ids AND stream = :stream AND status IN ('pending', 'failed', 'held') AND @pillarbox_ours = 1;
+COMMIT;
+SELECT @pillarbox_ours
+
+-- publish: Mark events as published. The status is checked, so that a settle can be repeated.
+UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6), attempts = attempts + 1
+WHERE id IN :ids AND stream = :stream AND status IN ('pending', 'failed', 'held')
+
+-- remove: Delete events that are dead letters now, or that need not be kept after they were published.
+DELETE {event} FROM {event} FORCE INDEX (by_id) WHERE id IN :ids AND stream = :stream AND status <> 'published'
+
+-- fail: An event failed, or its worker died (:suspect). Errors are JSON lines; a long history stops growing at its end,
+-- because the oldest errors are worth most.
+UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts OR length(errors) > 16000 THEN errors
+        ELSE concat(coalesce(errors, ''), :line) END,
+    status = 'failed', attempts = :attempts, next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :delay SECOND,
+    last_error = :error, last_error_at = UTC_TIMESTAMP(6), suspect = :suspect,
+    lease_owner = NULL, lease_until = NULL, lease_token = lease_token + 1
+WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
+
+-- hold: Pending events wait behind their key.
+UPDATE {event} FORCE INDEX (by_id) SET status = 'held' WHERE id IN :ids AND stream = :stream AND status = 'pending'
+
+-- move_to_dead: An event becomes a dead letter.
+INSERT INTO {dead_letter} (id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`,
+    key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
+    available_at, max_attempts, lease_token, attempts, error, errors)
+SELECT id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`,
+    key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
+    available_at, max_attempts, lease_token, :attempts, :error,
+    CASE WHEN length(errors) > 16000 THEN errors ELSE concat(coalesce(errors, ''), :line) END
+FROM {event} WHERE id = :id AND stream = :stream AND status <> 'published'
+
+-- lock_keys: The modes of held keys. Locked first, so that later statements see what an operator decides now.
+SELECT `key`, mode FROM {held_key} WHERE stream = :stream AND shard = :shard AND `key` IN :keys
+ORDER BY `key` FOR UPDATE
+
+-- hold_key: Hold a key, or change its mode.
+INSERT INTO {held_key} (stream, shard, `key`, mode, next_attempt_at, dead_head)
+VALUES (:stream, :shard, :key, :mode, UTC_TIMESTAMP(6) + INTERVAL :delay SECOND, :dead_head)
+ON DUPLICATE KEY UPDATE
+    mode = :mode, next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :delay SECOND, dead_head = :dead_head
+
+-- release_key: Release a key if nothing of it is failed or held.
+DELETE FROM {held_key} WHERE stream = :stream AND shard = :shard AND `key` = :key AND mode = 'retrying'
+    AND NOT EXISTS (SELECT 1 FROM {event} FORCE INDEX ({held_index}) WHERE held_hash = CRC32(:key) & 2147483647
+        AND stream = :stream AND shard = :shard AND `key` = :key AND status IN ('failed', 'held'))
+
+-- free_key: An operator decided about an event: its key goes on, unless it waits for another one.
+UPDATE {held_key} SET mode = 'retrying', next_attempt_at = UTC_TIMESTAMP(6), dead_head = NULL
+WHERE stream = :stream AND shard = :shard AND `key` = :key AND (mode = 'retrying' OR dead_head = :id)
+
+-- due: Events whose instant has come, earliest first.
+SELECT id, status FROM {event} FORCE INDEX ({due_index}) WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6)
+    AND status IN ('scheduled', 'failed') AND NOT suspect
+ORDER BY next_attempt_at, seq LIMIT :limit FOR UPDATE SKIP LOCKED
+
+-- return: Failed events become pending, in their old places.
+UPDATE {event} FORCE INDEX (by_id) SET status = 'pending', next_attempt_at = NULL
+WHERE id IN :ids AND stream = :stream AND status = 'failed'
+
+-- ready: Pending events of a shard; those that others lease at this moment are passed over.
+SELECT id FROM {event} FORCE INDEX ({ready_index}) WHERE stream = :stream AND shard = :shard AND status = 'pending'
+ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED
+
+-- suspects: One event that was in a crash.
+SELECT id FROM {event} FORCE INDEX ({due_index})
+WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND status = 'failed' AND suspect
+ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED
+
+-- claim: Lease events, each charged an attempt.
+UPDATE {event} FORCE INDEX (by_id) SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL,
+    lease_owner = :worker, lease_token = lease_token + 1, lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND,
+    processing_started_at = UTC_TIMESTAMP(6)
+WHERE id IN :ids AND stream = :stream
+
+-- claimed: The events that were leased, with their tokens.
+SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`, routing_key, payload,
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token
+FROM {event} FORCE INDEX (by_id) WHERE id IN :ids AND stream = :stream ORDER BY seq
+
+-- renew_claim: Extend the lease of an event.
+UPDATE {event} SET lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
+WHERE id = :id AND stream = :stream AND status = 'processing' AND lease_token = :token
+
+-- lock_claims: The tokens of leased events, locked: nobody rescues them until the transaction ends.
+SELECT id, lease_token FROM {event} FORCE INDEX (by_id)
+WHERE id IN :ids AND stream = :stream AND status = 'processing' ORDER BY id FOR UPDATE
+
+-- publish_claims: Mark leased events as published.
+UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6), lease_owner = NULL,
+    lease_until = NULL, suspect = FALSE
+WHERE id IN :ids AND stream = :stream
+
+-- refund: Give leased events back uncharged. A suspect stays one, because it did not run alone to the end.
+UPDATE {event} FORCE INDEX (by_id) SET status = CASE WHEN suspect THEN 'failed' ELSE 'pending' END,
+    next_attempt_at = CASE WHEN suspect THEN UTC_TIMESTAMP(6) END, attempts = attempts - 1,
+    lease_owner = NULL, lease_until = NULL
+WHERE id IN :ids AND stream = :stream
+
+-- stuck: Leased events whose worker died, or has held them for too long. They are few: the status finds them.
+SELECT id, attempts, max_attempts, suspect FROM {event} FORCE INDEX ({ready_index})
+WHERE stream = :stream AND status = 'processing'
+    AND (lease_until < UTC_TIMESTAMP(6) OR processing_started_at < UTC_TIMESTAMP(6) - INTERVAL :stuck SECOND)
+ORDER BY lease_until LIMIT :limit FOR UPDATE SKIP LOCKED
+
+-- prune_page: Events in order of seq: whether each can go, and whether it is old. What is young ends the walk.
+SELECT seq, status = 'published' AND published_at < UTC_TIMESTAMP(6) - INTERVAL :keep SECOND,
+    created_at < UTC_TIMESTAMP(6) - INTERVAL :keep SECOND
+FROM {event} WHERE seq > :after ORDER BY seq LIMIT :limit
+
+-- prune: Delete events that can go. Checked again, because an operator may have replayed one meanwhile.
+DELETE FROM {event}
+WHERE seq IN :seqs AND status = 'published' AND published_at < UTC_TIMESTAMP(6) - INTERVAL :keep SECOND
+
+-- prune_dead: Delete old dead letters, but none that an operator needs to free a blocked or parked key.
+DELETE FROM {dead_letter} WHERE died_at < UTC_TIMESTAMP(6) - INTERVAL :keep SECOND AND NOT EXISTS (
+    SELECT 1 FROM {held_key} AS h WHERE h.stream = {dead_letter}.stream AND h.shard = {dead_letter}.shard
+    AND h.key = {dead_letter}.key AND h.mode IN ('blocked', 'parked'))
+ORDER BY died_at LIMIT :limit
+
+-- clock: The database's time.
+SELECT UTC_TIMESTAMP(6)
+
+-- pause: Pause a stream, or resume it.
+INSERT INTO {stream} (name, paused) VALUES (:stream, :paused) ON DUPLICATE KEY UPDATE paused = :paused
+
+-- lock_dead: Dead letters of a stream, locked in the order in which everybody locks them.
+SELECT id, shard, `key`, seq FROM {dead_letter} WHERE id IN :ids AND stream = :stream
+ORDER BY shard, `key`, seq FOR UPDATE
+
+-- next_waiting: The first stream after a given name that has events to publish: one step into each index.
+SELECT min(name) FROM (
+    (SELECT min(stream) AS name FROM {event} FORCE INDEX ({ready_index}) WHERE status = 'pending' AND stream > :after)
+    UNION ALL (SELECT min(stream) FROM {event} FORCE INDEX ({ready_index})
+        WHERE status = 'scheduled' AND stream > :after)
+    UNION ALL (SELECT min(stream) FROM {event} FORCE INDEX ({ready_index}) WHERE status = 'failed' AND stream > :after)
+    UNION ALL (SELECT min(stream) FROM {held_key} WHERE stream > :after)) AS following
+
+-- is_one_of: A condition for find_events and find_dead_letters.
+e.id IN :ids
+
+-- live_workers: The live workers of each stream.
+SELECT stream, count(*) FROM {worker} WHERE seen_until > UTC_TIMESTAMP(6) GROUP BY stream
+
+-- states: One walk over the outbox for all streams: counts, the oldest, and those published within an hour.
+SELECT stream, status, count(*), min(coalesce(available_at, created_at)),
+    count(CASE WHEN published_at > UTC_TIMESTAMP(6) - INTERVAL 1 HOUR THEN 1 END)
+FROM {event} GROUP BY stream, status

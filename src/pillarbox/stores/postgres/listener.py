@@ -1,0 +1,64 @@
+"""Wake-ups: LISTEN on a connection of its own."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import asyncpg
+
+log = logging.getLogger("pillarbox.stores.postgres")
+
+_RETRY_SECONDS = 2.0
+
+
+class PostgresListener:
+    """Listens, and connects again when its connection is cut; polling covers the gap."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Any]], name: str, channel: str) -> None:
+        self._connect = connect
+        self._name = name
+        self._channel = channel
+        self._on_wake: list[Callable[[str], None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, on_wake: Callable[[str], None]) -> None:
+        self._on_wake.append(on_wake)
+        if self._task is None:
+            self._task = asyncio.create_task(self._listen(), name="pillarbox-listen")
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        self._on_wake.clear()
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _notified(self, connection: Any, pid: int, channel: str, stream: object) -> None:
+        for on_wake in self._on_wake:
+            on_wake(str(stream))
+
+    async def _listen(self) -> None:
+        while True:
+            closed = asyncio.Event()
+            try:
+                connection = await self._connect()
+                try:
+                    connection.add_termination_listener(partial(_set, closed))
+                    await connection.add_listener(self._channel, self._notified)
+                    await closed.wait()
+                finally:
+                    connection.terminate()
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                log.warning(
+                    "%s: cannot listen for wake-ups (%s); polling goes on",
+                    self._name,
+                    type(error).__name__,
+                    extra={"action": "listen_failed"},
+                )
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _set(event: asyncio.Event, connection: Any) -> None:
+    event.set()

@@ -1,0 +1,243 @@
+-- The statements of the PostgreSQL store. stores/sql/statements.sql has those that it shares with others.
+
+-- lock_migration: Keep other migrations of this outbox out until the transaction ends.
+SELECT pg_advisory_xact_lock(hashtext(:name))
+
+-- has_table: A row if there is such a table.
+SELECT 1 WHERE to_regclass(:table) IS NOT NULL
+
+-- tables: The tables of the schema, by default of the current one.
+SELECT tablename FROM pg_tables WHERE schemaname = coalesce(lower(:schema), current_schema())
+
+-- version: The version of the server.
+SELECT current_setting('server_version')
+
+-- has_aggregate_index: A row if events are indexed by their aggregate.
+SELECT 1 FROM pg_indexes WHERE indexname = lower('{aggregate_index}')
+    AND schemaname = coalesce(lower(:schema), current_schema())
+
+-- join: Register a worker as live.
+INSERT INTO {worker} (stream, name, seen_until) VALUES (:stream, :worker, now() + :seconds * interval '1 second')
+ON CONFLICT (stream, name) DO UPDATE SET seen_until = excluded.seen_until
+
+-- leave: Remove a worker, and those that were last seen a day ago: their names are never used again.
+DELETE FROM {worker} WHERE stream = :stream AND (name = :worker OR seen_until < now() - interval '1 day')
+
+-- poll: How the stream is shared and what there is to do. LATERAL with LIMIT 1 is one step into the index for each
+-- shard, which no planner turns into a join over all events.
+SELECT 'paused', count(*) FROM {stream} WHERE name = :stream AND paused
+UNION ALL SELECT 'live', count(*) FROM {worker} WHERE stream = :stream AND seen_until > now()
+UNION ALL SELECT 'rank', count(*) FROM {worker} WHERE stream = :stream AND seen_until > now() AND name < :worker
+UNION ALL SELECT 'free', count(*) FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < now())
+UNION ALL SELECT 'scheduled', 1 WHERE EXISTS (
+    SELECT 1 FROM {event} WHERE stream = :stream AND next_attempt_at <= now() AND NOT suspect)
+UNION ALL SELECT 'suspects', 1 WHERE EXISTS (
+    SELECT 1 FROM {event} WHERE stream = :stream AND next_attempt_at <= now() AND suspect)
+UNION ALL SELECT 'ready', s.shard FROM unnest(:shards::int[], :floors::bigint[]) AS s (shard, floor)
+    CROSS JOIN LATERAL (SELECT 1 FROM {event} AS e WHERE e.stream = :stream AND e.shard = s.shard
+        AND e.status = 'pending' AND e.seq >= s.floor LIMIT 1) AS first
+UNION ALL SELECT 'due', s.shard FROM unnest(:shards::int[]) AS s (shard)
+    CROSS JOIN LATERAL (SELECT 1 FROM {held_key} AS h WHERE h.stream = :stream AND h.shard = s.shard
+        AND h.next_attempt_at <= now() LIMIT 1) AS first
+
+-- doze: A worker wants to be woken by the trigger.
+INSERT INTO {sleeper} (stream, worker) VALUES (:stream, :worker) ON CONFLICT DO NOTHING
+
+-- wake: A worker is awake.
+DELETE FROM {sleeper} WHERE stream = :stream AND worker = :worker
+
+-- wake_dead: Forget workers that were killed while they slept.
+DELETE FROM {sleeper} AS s WHERE NOT EXISTS (
+    SELECT 1 FROM {worker} AS w WHERE w.stream = s.stream AND w.name = s.worker AND w.seen_until > now())
+
+-- takeable: Shards that nobody owns, or whose lease has run out; those that another takes at this moment are passed
+-- over.
+SELECT shard FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < now())
+ORDER BY shard LIMIT :limit FOR UPDATE SKIP LOCKED
+
+-- take: Own shards. The token grows, so that an earlier owner can change nothing any more.
+UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END,
+    owner = :worker, token = token + 1, lease_until = now() + :seconds * interval '1 second'
+WHERE stream = :stream AND shard = ANY(:shards)
+
+-- taken: The leases as they are now.
+SELECT shard, token, crashes, suspect FROM {lease} WHERE stream = :stream AND shard = ANY(:shards)
+
+-- renew_all: Extend all leases of a worker. Rows that a settle holds at this moment are passed over, so nothing can
+-- deadlock.
+UPDATE {lease} AS l SET lease_until = now() + :seconds * interval '1 second' FROM (
+    SELECT stream, shard FROM {lease} JOIN unnest(:streams::text[], :shards::int[], :tokens::bigint[])
+        AS mine (stream, shard, token) USING (stream, shard, token) WHERE owner = :worker
+    ORDER BY stream, shard FOR UPDATE SKIP LOCKED) AS free
+WHERE l.stream = free.stream AND l.shard = free.shard RETURNING l.stream, l.shard, l.token
+
+-- renew: Extend one lease.
+UPDATE {lease} SET lease_until = now() + :seconds * interval '1 second'
+WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+
+-- fence: A row if the shard is ours; nobody takes it over until the transaction ends. With FOR KEY SHARE, or with
+-- EXISTS alone, a settle and a take-over can cross.
+SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE
+
+-- read: Pending events of a shard from a floor on, in order, if the shard is ours. A payload of more than :inline bytes
+-- stays behind, and the last column has its size.
+SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key,
+    CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
+    created_at, attempts, max_attempts, occurred_at, headers,
+    CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
+FROM {event} WHERE stream = :stream AND shard = :shard AND status = 'pending' AND seq >= :floor AND EXISTS (
+    SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
+ORDER BY seq LIMIT :limit
+
+-- payloads: Payloads that stayed behind.
+SELECT id, payload FROM {event} WHERE id = ANY(:ids) AND stream = :stream
+
+-- look: The last seq that was given, a transaction id that is higher than all before it, and the lowest id that is
+-- still under way. Before its first use a sequence says 1 too.
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END, pg_current_xact_id()::text::bigint,
+    pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+FROM {event_seq}
+
+-- due_key: The held key of a shard whose time has come first.
+SELECT key, mode, dead_head FROM {held_key} WHERE stream = :stream AND shard = :shard AND next_attempt_at <= now()
+ORDER BY next_attempt_at LIMIT 1
+
+-- publish_fenced: Mark a batch as published if the shard is ours, in one statement.
+WITH guard AS MATERIALIZED (
+    SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
+UPDATE {event} SET status = 'published', published_at = now(), attempts = attempts + 1
+WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held') AND EXISTS (SELECT 1 FROM guard)
+
+-- delete_fenced: Delete a batch that was published if the shard is ours, in one statement.
+WITH guard AS MATERIALIZED (
+    SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
+DELETE FROM {event}
+WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held') AND EXISTS (SELECT 1 FROM guard)
+
+-- publish: Mark events as published. The status is checked, so that a settle can be repeated.
+UPDATE {event} SET status = 'published', published_at = now(), attempts = attempts + 1
+WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held')
+
+-- remove: Delete events that are dead letters now, or that need not be kept after they were published.
+DELETE FROM {event} WHERE id = ANY(:ids) AND stream = :stream AND status <> 'published'
+
+-- fail: An event failed, or its worker died (:suspect). Errors are JSON lines; a long history stops growing at its end,
+-- because the oldest errors are worth most.
+UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts OR length(errors) > 16000 THEN errors
+        ELSE coalesce(errors, '') || :line END,
+    status = 'failed', attempts = :attempts, next_attempt_at = now() + :delay * interval '1 second',
+    last_error = :error, last_error_at = now(), suspect = :suspect,
+    lease_owner = NULL, lease_until = NULL, lease_token = lease_token + 1
+WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
+
+-- hold: Pending events wait behind their key.
+UPDATE {event} SET status = 'held' WHERE id = ANY(:ids) AND stream = :stream AND status = 'pending'
+
+-- lock_keys: How keys are held, locked first: an operator who decides about one at this moment is seen by what follows.
+SELECT key, mode FROM {held_key} WHERE stream = :stream AND shard = :shard AND key = ANY(:keys) ORDER BY key FOR UPDATE
+
+-- hold_key: Hold a key, or change its mode.
+INSERT INTO {held_key} (stream, shard, key, mode, next_attempt_at, dead_head)
+VALUES (:stream, :shard, :key, :mode, now() + :delay * interval '1 second', :dead_head)
+ON CONFLICT (stream, shard, key) DO UPDATE
+SET mode = excluded.mode, next_attempt_at = excluded.next_attempt_at, dead_head = excluded.dead_head
+
+-- free_key: An operator decided about an event: its key goes on, unless it waits for another one.
+UPDATE {held_key} SET mode = 'retrying', next_attempt_at = now(), dead_head = NULL
+WHERE stream = :stream AND shard = :shard AND key = :key AND (mode = 'retrying' OR dead_head = :id)
+
+-- due: Events whose instant has come, earliest first.
+SELECT id, status FROM {event} WHERE stream = :stream AND next_attempt_at <= now()
+    AND status IN ('scheduled', 'failed') AND NOT suspect
+ORDER BY next_attempt_at, seq LIMIT :limit FOR UPDATE SKIP LOCKED
+
+-- return: Failed events become pending, in their old places.
+UPDATE {event} SET status = 'pending', next_attempt_at = NULL
+WHERE id = ANY(:ids) AND stream = :stream AND status = 'failed'
+
+-- reenter: An event becomes pending at the end of its stream. One by one: an UPDATE of several rows takes them in any
+-- order.
+UPDATE {event} SET status = 'pending', next_attempt_at = NULL, seq = DEFAULT WHERE id = :id AND stream = :stream
+
+-- claim: Lease pending events of a shard, each charged an attempt, and pass over those that others lease at this
+-- moment.
+UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL, lease_owner = :worker,
+    lease_token = lease_token + 1, lease_until = now() + :seconds * interval '1 second', processing_started_at = now()
+WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
+    WHERE stream = :stream AND shard = :shard AND status = 'pending' ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED))
+RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token
+
+-- claim_suspect: Lease one event that was in a crash.
+UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL, lease_owner = :worker,
+    lease_token = lease_token + 1, lease_until = now() + :seconds * interval '1 second', processing_started_at = now()
+WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
+    WHERE stream = :stream AND next_attempt_at <= now() AND status = 'failed' AND suspect
+    ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED))
+RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token
+
+-- renew_claim: Extend the lease of an event.
+UPDATE {event} SET lease_until = now() + :seconds * interval '1 second'
+WHERE id = :id AND stream = :stream AND status = 'processing' AND lease_token = :token
+
+-- lock_claims: The tokens of leased events, locked: nobody rescues them until the transaction ends.
+SELECT id, lease_token FROM {event} WHERE id = ANY(:ids) AND stream = :stream AND status = 'processing'
+ORDER BY id FOR UPDATE
+
+-- publish_claims: Mark leased events as published.
+UPDATE {event} SET status = 'published', published_at = now(), lease_owner = NULL, lease_until = NULL, suspect = false
+WHERE id = ANY(:ids) AND stream = :stream
+
+-- refund: Give leased events back uncharged. A suspect stays one, because it did not run alone to the end.
+UPDATE {event} SET status = CASE WHEN suspect THEN 'failed' ELSE 'pending' END,
+    next_attempt_at = CASE WHEN suspect THEN now() END, attempts = attempts - 1, lease_owner = NULL, lease_until = NULL
+WHERE id = ANY(:ids) AND stream = :stream
+
+-- stuck: Leased events whose worker died, or has held them for too long.
+SELECT id, attempts, max_attempts, suspect FROM {event} WHERE stream = :stream AND status = 'processing'
+    AND (lease_until < now() OR processing_started_at < now() - :stuck * interval '1 second')
+ORDER BY lease_until LIMIT :limit FOR UPDATE SKIP LOCKED
+
+-- prune_page: Events in order of their ids, which is that of time, and whether each can go. Without an upper bound:
+-- with one, and no statistics, the planner scans the whole table.
+SELECT id, stream, status = 'published' AND published_at < now() - :keep * interval '1 second' FROM {event}
+WHERE (id, stream) > (:id, :stream) ORDER BY id, stream LIMIT :limit
+
+-- prune: Delete events that can go. Checked again, because an operator may have replayed one meanwhile.
+DELETE FROM {event}
+WHERE id = ANY(:ids) AND status = 'published' AND published_at < now() - :keep * interval '1 second'
+
+-- prune_dead: Delete old dead letters, but none that an operator needs to free a blocked or parked key.
+DELETE FROM {dead_letter} WHERE (id, stream) IN (SELECT d.id, d.stream FROM {dead_letter} AS d
+    WHERE died_at < now() - :keep * interval '1 second' AND NOT EXISTS (SELECT 1 FROM {held_key} AS h
+        WHERE h.stream = d.stream AND h.shard = d.shard AND h.key = d.key AND h.mode IN ('blocked', 'parked'))
+    ORDER BY died_at LIMIT :limit)
+
+-- clock: The database's time, as an instant and as seconds.
+SELECT now(), extract(epoch FROM now())::float8
+
+-- lock_dead: Dead letters of a stream, locked in the order in which everybody locks them.
+SELECT id, shard, key, seq FROM {dead_letter} WHERE id = ANY(:ids) AND stream = :stream
+ORDER BY shard, key, seq FOR UPDATE
+
+-- revive: A dead letter becomes an event again, in its old place.
+INSERT INTO {event} (id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key,
+    key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
+    available_at, max_attempts, lease_token, status, last_error, last_error_at, errors)
+OVERRIDING SYSTEM VALUE
+SELECT id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key,
+    key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
+    available_at, max_attempts, lease_token, :status, error, died_at, errors
+FROM {dead_letter} WHERE id = :id AND stream = :stream
+
+-- is_one_of: A condition for find_events and find_dead_letters.
+e.id = ANY(:ids)
+
+-- live_workers: The live workers of each stream.
+SELECT stream, count(*) FROM {worker} WHERE seen_until > now() GROUP BY stream
+
+-- states: One walk over the outbox for all streams: counts, the oldest, and those that were published within an hour.
+SELECT stream, status, count(*), min(coalesce(available_at, created_at)),
+    count(*) FILTER (WHERE published_at > now() - interval '1 hour')
+FROM {event} GROUP BY stream, status

@@ -1,0 +1,28 @@
+"""URLs of PostgreSQL."""
+
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
+from pillarbox.errors import ConfigError
+
+_HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::(\d*))?")
+_DRIVER: Final = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://")
+
+
+def plain_url(url: str) -> str:
+    """The URL without the driver's name that SQLAlchemy adds."""
+    return _DRIVER.sub("postgresql://", url)
+
+
+def where(url: str) -> str:
+    """The servers and the database. Refuses a URL with an unescaped password: a part of it would be shown."""
+    parts = urlsplit(url)
+    hosts = [_HOST.fullmatch(host) for host in parts.netloc.rpartition("@")[2].split(",")]
+    if "@" in parts.path + parts.fragment or ("@" in parts.query and "@" not in parts.netloc) or None in hosts:
+        raise ConfigError(
+            "the store URL has a port that is no number, or a password with unescaped characters; "
+            "write postgresql://user@host:5432/database, in a password @ as %40, / as %2F, # as %23 and ? as %3F"
+        )
+    places = ",".join(f"{host[1] or 'localhost'}:{host[2] or 5432}" for host in hosts if host is not None)
+    return f"postgresql {places}{parts.path}"

@@ -1,0 +1,87 @@
+"""Queue streams on SQL: events that are leased one by one."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+from uuid import UUID
+
+from pillarbox.event import Status
+from pillarbox.sql.rows import ADDED, Rows
+from pillarbox.sql.statements import Statements
+from pillarbox.store import Claim, ClaimResults, Rescued
+from pillarbox.stores._errors import CRASHED
+from pillarbox.stores.sql.database import Connection, Database
+from pillarbox.stores.sql.results import fail, failure_row, move_rows_to_dead, move_to_dead
+
+
+class SqlClaims:
+    """The part that leases single events: found, locked and leased in one transaction."""
+
+    def __init__(self, db: Database, sql: Statements, rows: Rows) -> None:
+        self._db, self._sql, self._rows = db, sql, rows
+
+    async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
+        async def work(tx: Connection) -> Sequence[Any]:
+            if shard is None:
+                found = await tx.fetch(self._sql["suspects"], stream=stream)
+            else:
+                found = await tx.fetch(self._sql["ready"], stream=stream, shard=shard, limit=limit)
+            ids = [row[0] for row in found]
+            if not ids:
+                return []
+            await tx.execute(self._sql["claim"], stream=stream, ids=ids, worker=worker, seconds=seconds)
+            return await tx.fetch(self._sql["claimed"], stream=stream, ids=ids)
+
+        rows = await self._db.transact(work)
+        return [Claim(self._rows.event(row, stream, Status.PROCESSING), row[ADDED]) for row in rows]
+
+    async def renew_claims(self, claims: Sequence[Claim], seconds: float) -> Collection[UUID]:
+        renewed = []
+        for event, token in claims:
+            row = {"id": event.id, "stream": event.stream, "token": token, "seconds": seconds}
+            if await self._db.execute(self._sql["renew_claim"], **row):
+                renewed.append(event.id)
+        return renewed
+
+    async def settle_claims(self, claims: Sequence[Claim], results: ClaimResults) -> int:
+        if not claims:
+            return 0
+        stream = claims[0].event.stream
+        wanted = {claim.event.id: claim.token for claim in claims}
+
+        async def work(tx: Connection) -> int:
+            rows = await tx.fetch(self._sql["lock_claims"], stream=stream, ids=list(wanted))
+            tokens = {self._rows.uuid(event_id): token for event_id, token in rows}
+            mine = {event_id for event_id, token in tokens.items() if wanted[event_id] == token}
+            published = [event.id for event in results.published if event.id in mine]
+            if published:
+                statement = "publish_claims" if results.keep_published else "remove"
+                await tx.execute(self._sql[statement], stream=stream, ids=published)
+            await fail(tx, self._sql, stream, [each for each in results.failed if each.event.id in mine])
+            await move_to_dead(tx, self._sql, stream, [each for each in results.dead if each.event.id in mine])
+            back = [event.id for event in results.refund if event.id in mine]
+            if back:
+                await tx.execute(self._sql["refund"], stream=stream, ids=back)
+            return len(wanted) - len(mine)
+
+        return await self._db.transact(work)
+
+    async def rescue(self, stream: str, stuck_seconds: float, max_attempts: int, limit: int) -> Rescued:
+        async def work(tx: Connection) -> Rescued:
+            retried: list[dict[str, Any]] = []
+            dead: list[dict[str, Any]] = []
+            rows = await tx.fetch(self._sql["stuck"], stream=stream, stuck=stuck_seconds, limit=limit)
+            for event_id, attempts, own_limit, suspect in rows:
+                # A crash is charged only to an event that ran alone. Else the attempt is refunded.
+                charged = attempts if suspect else attempts - 1
+                is_over = suspect and charged >= (own_limit or max_attempts)
+                row = failure_row(event_id, stream, CRASHED, charged)
+                if is_over:
+                    dead.append(row)
+                else:
+                    retried.append(row | {"delay": 0.0, "suspect": True})
+            if retried:
+                await tx.execute_many(self._sql["fail"], retried)
+            await move_rows_to_dead(tx, self._sql, stream, dead)
+            return Rescued(len(retried), len(dead))
+
+        return await self._db.transact(work)

@@ -1,0 +1,164 @@
+"""Turns on SQL: leases of shards, reading, settling."""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from pillarbox.batch import Part
+from pillarbox.event import Event, Status
+from pillarbox.sql.rows import ADDED, ID, PAYLOAD, Rows, cut
+from pillarbox.sql.statements import Statements
+from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Settlement
+from pillarbox.stores.outbox_info import lost
+from pillarbox.stores.sql.database import Connection, Database
+from pillarbox.stores.sql.results import fail, move_to_dead
+
+# Reads the rows of a shard's pending events, up to a number of events and of payload bytes.
+Read: TypeAlias = Callable[[Grant, int, int], Awaitable[Sequence[Any]]]
+# Settles a turn in which everything was published, in one round trip; False: the shard is lost.
+SettlePublished: TypeAlias = Callable[[Settlement], Awaitable[bool]]
+
+
+def fence(grant: Grant) -> dict[str, Any]:
+    """The parameters that prove ownership."""
+    return {"stream": grant.stream, "shard": grant.shard, "token": grant.token, "worker": grant.worker}
+
+
+def ids_of(events: Sequence[Event]) -> list[UUID]:
+    return [event.id for event in events]
+
+
+class SqlTurns:
+    """Turns. ``read`` and ``settle_published`` are given where a database has a way of its own."""
+
+    def __init__(
+        self,
+        db: Database,
+        sql: Statements,
+        rows: Rows,
+        *,
+        read: Read | None = None,
+        settle_published: SettlePublished | None = None,
+    ) -> None:
+        self._db, self._sql, self._rows = db, sql, rows
+        self._read = read or self._read_from_the_start
+        self._settle_published = settle_published
+
+    async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
+        async def work(tx: Connection) -> Sequence[Any]:
+            shards = [row[0] for row in await tx.fetch(self._sql["takeable"], stream=stream, limit=limit)]
+            if not shards:
+                return []
+            await tx.execute(self._sql["take"], stream=stream, worker=worker, seconds=seconds, shards=shards)
+            return await tx.fetch(self._sql["taken"], stream=stream, shards=shards)
+
+        return [
+            Grant(stream, shard, worker, token, crashes, suspect and self._rows.uuid(suspect))
+            for shard, token, crashes, suspect in await self._db.transact(work)
+        ]
+
+    async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
+        # A row per statement: a statement that locks several leases can deadlock with a settle.
+        renew = self._sql["renew"]
+        return [grant for grant in grants if await self._db.execute(renew, **fence(grant), seconds=seconds)]
+
+    async def give(self, grants: Sequence[Grant]) -> None:
+        for grant in grants:
+            await self._db.execute(self._sql["give"], **fence(grant))
+
+    async def note_suspect(self, grant: Grant, event_id: UUID | None) -> None:
+        if not await self._db.execute(self._sql["note_suspect"], **fence(grant), suspect=event_id):
+            raise lost(grant)
+
+    async def set_crashes(self, grant: Grant, crashes: int) -> None:
+        if not await self._db.execute(self._sql["set_crashes"], **fence(grant), crashes=crashes):
+            raise lost(grant)
+
+    async def held_keys(self, grant: Grant) -> Collection[str]:
+        rows = await self._db.fetch(self._sql["held_keys"], stream=grant.stream, shard=grant.shard)
+        return {row[0] for row in rows}
+
+    async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
+        parts = []
+        for grant in grants:
+            rows = await self._read(grant, limit, max_bytes // limit)
+            if rows:
+                rows = await self._with_payloads(grant.stream, rows, max_bytes)
+                parts.append(Part(grant.shard, grant.token, self._rows.events(rows, grant.stream, Status.PENDING)))
+        return parts
+
+    async def _read_from_the_start(self, grant: Grant, limit: int, inline: int) -> Sequence[Any]:
+        return await self._db.fetch(self._sql["read"], **fence(grant), limit=limit, inline=inline)
+
+    async def _with_payloads(self, stream: str, rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
+        """The rows of a read, cut to ``max_bytes``, with the payloads that the read did not load."""
+        if not any(row[ADDED] is not None for row in rows):
+            return rows
+        kept = cut(rows, max_bytes)
+        left_behind = [row[ID] for row in kept if row[ADDED] is not None]
+        payloads = dict(await self._db.fetch(self._sql["payloads"], stream=stream, ids=left_behind))
+        for place, row in enumerate(kept):
+            if row[ADDED] is not None:
+                if row[ID] not in payloads:
+                    return kept[:place]  # settled and deleted meanwhile, by a new owner
+                row[PAYLOAD] = payloads[row[ID]]
+        return kept
+
+    async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        due = await self._db.fetch(self._sql["due_key"], stream=grant.stream, shard=grant.shard)
+        if not due:
+            return None
+        key, mode, dead_head = due[0]
+        inline = max_bytes // limit
+        rows = await self._db.fetch(self._sql["read_key"], **fence(grant), key=key, limit=limit, inline=inline)
+        rows = await self._with_payloads(grant.stream, rows, max_bytes)
+        events = [self._rows.event(row, grant.stream, Status(row[ADDED + 1])) for row in rows]
+        return KeyRun(key, HoldMode(mode), events, dead_head and self._rows.uuid(dead_head))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
+        held: dict[int, Collection[str]] = {}
+        for settlement in settlements:
+            if self._settle_published is not None and _is_all_published(settlement):
+                keys: Collection[str] | None = () if await self._settle_published(settlement) else None
+            else:
+                keys = await self._db.transact(partial(self._settle, settlement))
+            if keys is not None:
+                held[settlement.grant.shard] = keys
+        return held
+
+    async def _settle(self, settlement: Settlement, tx: Connection) -> Collection[str] | None:
+        """The keys that are held now; None: the shard is lost."""
+        grant, sql = settlement.grant, self._sql
+        if not await tx.fetch(sql["fence"], **fence(grant)):
+            return None
+        place = {"stream": grant.stream, "shard": grant.shard}
+        # The keys' rows first, so that the next statements see what an operator replays now.
+        keys = {event.key for event in settlement.held if event.key is not None}
+        keys |= settlement.hold_keys.keys() | set(settlement.release_keys)
+        modes: dict[str, str] = {}
+        if keys:
+            modes = dict(await tx.fetch(sql["lock_keys"], **place, keys=sorted(keys)))
+        if settlement.published:
+            statement = sql["publish" if settlement.keep_published else "remove"]
+            await tx.execute(statement, stream=grant.stream, ids=ids_of(settlement.published))
+        await fail(tx, sql, grant.stream, settlement.failed)
+        parked = [event for event in settlement.held if modes.get(event.key or "") == HoldMode.PARKED]
+        behind = [Failure(event, PARKED, event.attempts) for event in parked]
+        await move_to_dead(tx, sql, grant.stream, [*settlement.dead, *behind])
+        waiting = [event for event in settlement.held if event.key in modes and modes[event.key] != HoldMode.PARKED]
+        if waiting:
+            await tx.execute(sql["hold"], stream=grant.stream, ids=ids_of(waiting))
+        for key, (mode, delay, dead_head) in settlement.hold_keys.items():
+            hold = {"key": key, "mode": mode.value, "delay": delay, "dead_head": dead_head}
+            await tx.execute(sql["hold_key"], **place, **hold)
+            modes[key] = mode
+        for key in settlement.release_keys:
+            if await tx.execute(sql["release_key"], **place, key=key):
+                modes.pop(key, None)
+        return modes.keys()
+
+
+def _is_all_published(settlement: Settlement) -> bool:
+    keys = settlement.hold_keys or settlement.release_keys
+    return bool(settlement.published) and not (keys or settlement.failed or settlement.dead or settlement.held)

@@ -1,0 +1,56 @@
+"""The store on SQLite, with nothing but the standard library."""
+
+from datetime import datetime
+from typing import Any, Final, Self
+
+from pillarbox.errors import ConfigError
+from pillarbox.names import Names
+from pillarbox.sql.rows import converted
+from pillarbox.sql.statements import Statements
+from pillarbox.stores.outbox_info import OutboxInfo
+from pillarbox.stores.sql import SHARED, SqlStore
+from pillarbox.stores.sql.schema import SqlSchema
+from pillarbox.stores.sqlite.database import SqliteDatabase
+from pillarbox.uuids import uuid_of_text
+
+
+def _instant(text: str) -> datetime:
+    return datetime.fromisoformat(f"{text}+00:00")
+
+
+ROWS: Final = converted(uuid_of_text, _instant)
+
+
+class SqliteStore(SqlStore):
+    """An outbox in a SQLite file, in WAL mode; ``path`` may be ``:memory:``.
+
+    prefix: the first part of its tables' names. shards: of a new outbox; one that exists keeps its own number.
+    """
+
+    options = frozenset({"prefix", "shards"})
+
+    def __init__(self, path: str, *, prefix: str = "outbox", shards: int = 16) -> None:
+        database = SqliteDatabase(path)
+        names = Names(prefix)
+        sql = Statements([SHARED, __package__], ":", names.parts)
+        outbox = OutboxInfo(names, shards=shards, description=f"sqlite {path}")
+        super().__init__(database, sql, outbox, ROWS, schema=SqlSchema(database, sql, outbox, "sqlite"))
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """``sqlite:///relative.db`` or ``sqlite:////absolute.db``."""
+        path = url.removeprefix("sqlite:///")
+        if path == url or not path:
+            raise ConfigError(
+                f"the store URL {url!r} names no file; write sqlite:///shop.db or sqlite:////path/shop.db"
+            )
+        return cls(path, **options)
+
+    @classmethod
+    def of(cls, engine: Any, **options: Any) -> Self:
+        """In the file of an SQLAlchemy engine. The store opens its own connection: one of SQLite belongs to one
+        thread."""
+        path = engine.url.database
+        if not path or path == ":memory:":
+            raise ConfigError("a SQLite database in memory belongs to one connection; give the engine a file")
+        return cls(path, **options)

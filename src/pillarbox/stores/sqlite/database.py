@@ -1,0 +1,175 @@
+"""sqlite3 under the SQLite store: one connection in a thread of its own, and the driver's errors as ours."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pillarbox.errors import DuplicateEvent, PillarboxError, SchemaError, StoreDown, StoreError
+from pillarbox.sql.cells import sqlite_cell
+from pillarbox.sql.statements import Statement
+from pillarbox.stores.sql.database import Connection, NoDatabase
+
+T = TypeVar("T")
+
+_BUSY_SECONDS = 10.0
+
+
+class SqliteDatabase:
+    """One connection, used in one thread; asyncio waits for it outside the event loop."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.url = f"sqlite:///{path}"
+        self._connection: sqlite3.Connection | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._lock = asyncio.Lock()
+
+    async def open(self, *, create: bool = False) -> None:
+        async with self._lock:
+            if self._connection is not None:
+                return
+            # Connecting would create an empty file for a misspelt name.
+            if not create and not self.path.startswith(("file:", ":memory:")) and not Path(self.path).exists():
+                raise NoDatabase(
+                    f"sqlite {self.path} does not exist; correct the path, "
+                    "or make it with `pillarbox init` or `await store.migrate()`"
+                )
+            self._thread = ThreadPoolExecutor(1, "pillarbox-sqlite")
+            try:
+                self._connection = await self._call(self._connect)
+            except BaseException:
+                self._thread.shutdown(wait=False)
+                raise
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, uri=True)
+        self._use_wal(connection)
+        # FULL: commits survive a power cut.
+        connection.execute("PRAGMA synchronous = FULL")
+        return connection
+
+    def _use_wal(self, connection: sqlite3.Connection) -> None:
+        # A change of the mode does not wait for another process that opens the same new file.
+        deadline = time.monotonic() + _BUSY_SECONDS
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    async def close(self) -> None:
+        connection, thread = self._connection, self._thread
+        self._connection = self._thread = None
+        if connection is not None and thread is not None:
+            await asyncio.get_running_loop().run_in_executor(thread, connection.close)
+            thread.shutdown()
+
+    async def trace(self, told: Callable[[str], None]) -> None:
+        """Call ``told`` with each statement (for tests)."""
+        await self._call(lambda: self._opened().set_trace_callback(told))
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        if self._thread is None:
+            raise StoreDown(f"sqlite {self.path} is closed; open the store first")
+        call = asyncio.get_running_loop().run_in_executor(self._thread, function)
+        try:
+            # A running statement cannot be cancelled: wait for its end, so that the next one finds it done.
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            raise
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+
+    def _error(self, error: sqlite3.Error) -> PillarboxError:
+        text = str(error)
+        if isinstance(error, sqlite3.IntegrityError) and "UNIQUE" in text:
+            return DuplicateEvent("an event with this id is in this stream already; give another id, or leave it out")
+        if "no such table" in text:
+            return SchemaError(
+                f"sqlite {self.path}: {text}; make the tables with `pillarbox init`, or `await store.migrate()`"
+            )
+        if "locked" in text or "busy" in text:
+            return StoreDown(f"sqlite {self.path} was locked by another process for {_BUSY_SECONDS:.0f} s")
+        if "unable to open" in text:
+            return StoreError(f"sqlite {self.path} cannot be opened; check that its folder exists and is writable")
+        if "full" in text or "I/O" in text or "readonly" in text:
+            return StoreDown(f"sqlite {self.path}: {text}; free disk space and check that it is writable")
+        return StoreError(f"sqlite {self.path}: {text}")
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise StoreDown(f"sqlite {self.path} is closed; open the store first")
+        return self._connection
+
+    async def _fetch(self, statement: Statement, values: Mapping[str, Any]) -> Sequence[Any]:
+        cells = {name: sqlite_cell(values[name]) for name in statement.names}
+        return await self._call(lambda: self._opened().execute(statement.text, cells).fetchall())
+
+    async def _execute(self, statement: Statement, values: Mapping[str, Any]) -> int:
+        cells = {name: sqlite_cell(values[name]) for name in statement.names}
+        return await self._call(lambda: self._opened().execute(statement.text, cells).rowcount)
+
+    async def _execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+        cells = [{name: sqlite_cell(row[name]) for name in statement.names} for row in rows]
+        await self._call(lambda: self._opened().executemany(statement.text, cells))
+
+    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
+        async with self._lock:
+            return await self._fetch(statement, values)
+
+    async def execute(self, statement: Statement, **values: Any) -> int:
+        async with self._lock:
+            return await self._execute(statement, values)
+
+    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+        async with self.transaction() as tx:
+            await tx.execute_many(statement, rows)
+
+    async def run(self, text: str) -> None:
+        async with self._lock:
+            await self._call(lambda: self._opened().execute(text))
+
+    async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        async with self.transaction() as tx:
+            return await work(tx)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        async with self._lock:
+            try:
+                # IMMEDIATE: a transaction that reads first and writes later fails if another has written in between.
+                await self._call(lambda: self._opened().execute("BEGIN IMMEDIATE"))
+                yield _Transaction(self)
+                await self._call(lambda: self._opened().execute("COMMIT"))
+            except BaseException:
+                if self._connection is not None and self._connection.in_transaction:
+                    await self._call(lambda: self._opened().execute("ROLLBACK"))
+                raise
+
+
+class _Transaction:
+    """The same connection while its lock is held."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+
+    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
+        return await self._database._fetch(statement, values)
+
+    async def execute(self, statement: Statement, **values: Any) -> int:
+        return await self._database._execute(statement, values)
+
+    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+        await self._database._execute_many(statement, rows)
+
+    async def run(self, text: str) -> None:
+        await self._database._call(lambda: self._database._opened().execute(text))

@@ -1,0 +1,204 @@
+-- The statements of the SQLite store. stores/sql/statements.sql has those that it shares with others.
+--
+-- An instant is text of a fixed length, so that comparing it compares instants. A list is a JSON array. Nothing is
+-- locked: a transaction that writes is alone from its beginning.
+
+-- has_table: A row if there is such a table.
+SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :table
+
+-- tables: The tables of the file.
+SELECT name FROM sqlite_master WHERE type = 'table'
+
+-- version: The version of the library.
+SELECT sqlite_version()
+
+-- has_aggregate_index: A row if events are indexed by their aggregate.
+SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = '{aggregate_index}'
+
+-- join: Register a worker as live.
+INSERT INTO {worker} (stream, name, seen_until)
+VALUES (:stream, :worker, strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds'))
+ON CONFLICT (stream, name) DO UPDATE SET seen_until = excluded.seen_until
+
+-- leave: Remove a worker, and those that were last seen a day ago: their names are never used again.
+DELETE FROM {worker}
+WHERE stream = :stream AND (name = :worker OR seen_until < strftime('%Y-%m-%d %H:%M:%f', 'now', '-1 day'))
+
+-- poll: The stream's workers and the work to do.
+SELECT 'paused', count(*) FROM {stream} WHERE name = :stream AND paused
+UNION ALL SELECT 'live', count(*) FROM {worker}
+    WHERE stream = :stream AND seen_until > strftime('%Y-%m-%d %H:%M:%f', 'now')
+UNION ALL SELECT 'rank', count(*) FROM {worker}
+    WHERE stream = :stream AND seen_until > strftime('%Y-%m-%d %H:%M:%f', 'now') AND name < :worker
+UNION ALL SELECT 'free', count(*) FROM {lease}
+    WHERE stream = :stream AND (owner IS NULL OR lease_until < strftime('%Y-%m-%d %H:%M:%f', 'now'))
+UNION ALL SELECT 'scheduled', 1 WHERE EXISTS (SELECT 1 FROM {event}
+    WHERE stream = :stream AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now') AND NOT suspect)
+UNION ALL SELECT 'suspects', 1 WHERE EXISTS (SELECT 1 FROM {event}
+    WHERE stream = :stream AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now') AND suspect)
+UNION ALL SELECT 'ready', s.value FROM json_each(:shards) AS s WHERE EXISTS (
+    SELECT 1 FROM {event} INDEXED BY {ready_index} WHERE stream = :stream AND shard = s.value AND status = 'pending')
+UNION ALL SELECT 'due', s.value FROM json_each(:shards) AS s WHERE EXISTS (SELECT 1 FROM {held_key}
+    WHERE stream = :stream AND shard = s.value AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now'))
+
+-- takeable: Shards that nobody owns, or whose lease has run out.
+SELECT shard FROM {lease}
+WHERE stream = :stream AND (owner IS NULL OR lease_until < strftime('%Y-%m-%d %H:%M:%f', 'now'))
+ORDER BY shard LIMIT :limit
+
+-- take: Own shards. The token grows, so that an earlier owner can change nothing any more.
+UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END, owner = :worker, token = token + 1,
+    lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds')
+WHERE stream = :stream AND shard IN (SELECT value FROM json_each(:shards))
+
+-- taken: The leases as they are now.
+SELECT shard, token, crashes, suspect FROM {lease}
+WHERE stream = :stream AND shard IN (SELECT value FROM json_each(:shards))
+
+-- renew: Extend one lease.
+UPDATE {lease} SET lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds')
+WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+
+-- fence: A row if the shard is ours.
+SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+
+-- read: Pending events of a shard in order, if the shard is ours. A payload of more than :inline bytes stays behind,
+-- and the last column has its size.
+SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key,
+    CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
+    created_at, attempts, max_attempts, occurred_at, headers,
+    CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
+FROM {event} INDEXED BY {ready_index} WHERE stream = :stream AND shard = :shard AND status = 'pending' AND EXISTS (
+    SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
+ORDER BY seq LIMIT :limit
+
+-- payloads: Payloads that stayed behind.
+SELECT id, payload FROM {event} WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
+
+-- due_key: The held key of a shard whose time has come first.
+SELECT key, mode, dead_head FROM {held_key}
+WHERE stream = :stream AND shard = :shard AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now')
+ORDER BY next_attempt_at LIMIT 1
+
+-- publish: Mark events as published. The status is checked, so that a settle can be repeated.
+UPDATE {event} SET status = 'published', published_at = strftime('%Y-%m-%d %H:%M:%f', 'now'), attempts = attempts + 1
+WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream AND status IN ('pending', 'failed', 'held')
+
+-- remove: Delete events that are dead letters now, or that need not be kept after they were published.
+DELETE FROM {event} WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream AND status <> 'published'
+
+-- fail: An event failed, or its worker died (:suspect). Errors are JSON lines; a long history stops growing at its
+-- end, because the oldest errors are worth most.
+UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts OR length(errors) > 16000 THEN errors
+        ELSE coalesce(errors, '') || :line END,
+    status = 'failed', attempts = :attempts,
+    next_attempt_at = strftime('%Y-%m-%d %H:%M:%f', 'now', :delay || ' seconds'),
+    last_error = :error, last_error_at = strftime('%Y-%m-%d %H:%M:%f', 'now'), suspect = :suspect,
+    lease_owner = NULL, lease_until = NULL, lease_token = lease_token + 1
+WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
+
+-- hold: Pending events wait behind their key.
+UPDATE {event} SET status = 'held'
+WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream AND status = 'pending'
+
+-- lock_keys: How keys are held.
+SELECT key, mode FROM {held_key}
+WHERE stream = :stream AND shard = :shard AND key IN (SELECT value FROM json_each(:keys))
+
+-- hold_key: Hold a key, or change its mode.
+INSERT INTO {held_key} (stream, shard, key, mode, next_attempt_at, dead_head)
+VALUES (:stream, :shard, :key, :mode, strftime('%Y-%m-%d %H:%M:%f', 'now', :delay || ' seconds'), :dead_head)
+ON CONFLICT (stream, shard, key) DO UPDATE
+SET mode = excluded.mode, next_attempt_at = excluded.next_attempt_at, dead_head = excluded.dead_head
+
+-- free_key: An operator decided about an event: its key goes on, unless it waits for another one.
+UPDATE {held_key}
+SET mode = 'retrying', next_attempt_at = strftime('%Y-%m-%d %H:%M:%f', 'now'), dead_head = NULL
+WHERE stream = :stream AND shard = :shard AND key = :key AND (mode = 'retrying' OR dead_head = :id)
+
+-- due: Events whose instant has come, earliest first.
+SELECT id, status FROM {event} WHERE stream = :stream AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now')
+    AND status IN ('scheduled', 'failed') AND NOT suspect
+ORDER BY next_attempt_at, seq LIMIT :limit
+
+-- return: Failed events become pending, in their old places.
+UPDATE {event} SET status = 'pending', next_attempt_at = NULL
+WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream AND status = 'failed'
+
+-- ready: Pending events of a shard.
+SELECT id FROM {event} INDEXED BY {ready_index} WHERE stream = :stream AND shard = :shard AND status = 'pending'
+ORDER BY seq LIMIT :limit
+
+-- suspects: One event that was in a crash.
+SELECT id FROM {event} WHERE stream = :stream AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now')
+    AND status = 'failed' AND suspect
+ORDER BY next_attempt_at LIMIT 1
+
+-- claim: Lease events, each charged an attempt.
+UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL, lease_owner = :worker,
+    lease_token = lease_token + 1, lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds'),
+    processing_started_at = strftime('%Y-%m-%d %H:%M:%f', 'now')
+WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
+
+-- claimed: The events that were leased, with their tokens.
+SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token
+FROM {event} WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream ORDER BY seq
+
+-- renew_claim: Extend the lease of an event.
+UPDATE {event} SET lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds')
+WHERE id = :id AND stream = :stream AND status = 'processing' AND lease_token = :token
+
+-- lock_claims: The tokens of leased events.
+SELECT id, lease_token FROM {event}
+WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream AND status = 'processing'
+
+-- publish_claims: Mark leased events as published.
+UPDATE {event} SET status = 'published', published_at = strftime('%Y-%m-%d %H:%M:%f', 'now'), lease_owner = NULL,
+    lease_until = NULL, suspect = FALSE
+WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
+
+-- refund: Give leased events back uncharged. A suspect stays one, because it did not run alone to the end.
+UPDATE {event} SET status = CASE WHEN suspect THEN 'failed' ELSE 'pending' END,
+    next_attempt_at = CASE WHEN suspect THEN strftime('%Y-%m-%d %H:%M:%f', 'now') END, attempts = attempts - 1,
+    lease_owner = NULL, lease_until = NULL
+WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
+
+-- stuck: Leased events whose worker died, or has held them for too long.
+SELECT id, attempts, max_attempts, suspect FROM {event} WHERE stream = :stream AND status = 'processing'
+    AND (lease_until < strftime('%Y-%m-%d %H:%M:%f', 'now')
+        OR processing_started_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:stuck || ' seconds'))
+ORDER BY lease_until LIMIT :limit
+
+-- prune_page: Events in order of seq: whether each can go, and whether it is old. What is young ends the walk.
+SELECT seq, status = 'published' AND published_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:keep || ' seconds'),
+    created_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:keep || ' seconds')
+FROM {event} WHERE seq > :after ORDER BY seq LIMIT :limit
+
+-- prune: Delete events that can go. Checked again, because an operator may have replayed one meanwhile.
+DELETE FROM {event} WHERE seq IN (SELECT value FROM json_each(:seqs)) AND status = 'published'
+    AND published_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:keep || ' seconds')
+
+-- prune_dead: Delete old dead letters, but none that an operator needs to free a blocked or parked key.
+DELETE FROM {dead_letter} WHERE (id, stream) IN (SELECT d.id, d.stream FROM {dead_letter} AS d
+    WHERE died_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:keep || ' seconds') AND NOT EXISTS (
+        SELECT 1 FROM {held_key} AS h WHERE h.stream = d.stream AND h.shard = d.shard AND h.key = d.key
+        AND h.mode IN ('blocked', 'parked'))
+    ORDER BY died_at LIMIT :limit)
+
+-- clock: The database's time.
+SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')
+
+-- lock_dead: Dead letters of a stream.
+SELECT id, shard, key, seq FROM {dead_letter} WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
+
+-- is_one_of: A condition for find_events and find_dead_letters.
+e.id IN (SELECT value FROM json_each(:ids))
+
+-- live_workers: The live workers of each stream.
+SELECT stream, count(*) FROM {worker} WHERE seen_until > strftime('%Y-%m-%d %H:%M:%f', 'now') GROUP BY stream
+
+-- states: One walk over the outbox for all streams: counts, the oldest, and those published within an hour.
+SELECT stream, status, count(*), min(coalesce(available_at, created_at)),
+    count(CASE WHEN published_at > strftime('%Y-%m-%d %H:%M:%f', 'now', '-1 hour') THEN 1 END)
+FROM {event} GROUP BY stream, status

@@ -1,1 +1,0 @@
-"""One small file per kind of handle: each writes events inside the caller's own transaction."""

@@ -1,0 +1,117 @@
+"""The reference is complete: every public name and every setting is on the page."""
+
+import dataclasses
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+# What users import. A module without __all__ offers the public classes and functions that it defines.
+PUBLIC = (
+    "pillarbox",
+    "pillarbox.batch",
+    "pillarbox.conformance",
+    "pillarbox.drivers",
+    "pillarbox.envelopes",
+    "pillarbox.errors",
+    "pillarbox.maintenance.check",
+    "pillarbox.maintenance.prune",
+    "pillarbox.maintenance.reconcile",
+    "pillarbox.maintenance.rescue",
+    "pillarbox.maintenance.service",
+    "pillarbox.maintenance.watch",
+    "pillarbox.observe",
+    "pillarbox.operations",
+    "pillarbox.publisher",
+    "pillarbox.publishers.handlers",
+    "pillarbox.publishers.kafka",
+    "pillarbox.publishers.keyed",
+    "pillarbox.publishers.memory",
+    "pillarbox.publishers.stdout",
+    "pillarbox.relay",
+    "pillarbox.store",
+    "pillarbox.stores.memory",
+    "pillarbox.stores.mongo",
+    "pillarbox.stores.mysql",
+    "pillarbox.stores.postgres",
+    "pillarbox.stores.sqlite",
+    "pillarbox.urls",
+)
+_DIRECTIVE = re.compile(r"^\.\. auto(?:class|function|exception|data|protocol)?:: (\S+)$", re.MULTILINE)
+_MODULE = re.compile(r"^\.\. automodule:: (\S+)\n   :members:", re.MULTILINE)
+
+
+def offered(module: ModuleType) -> dict[str, Any]:
+    names = getattr(module, "__all__", None)
+    if names is None:
+        names = [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and (inspect.isclass(value) or inspect.isfunction(value))
+            and value.__module__ == module.__name__
+        ]
+    return {name: getattr(module, name) for name in names}
+
+
+def documented() -> set[int]:
+    """The identities of the objects that the page shows."""
+    text = PAGE.read_text()
+    found = set()
+    for path in _DIRECTIVE.findall(text):
+        module, _, name = path.rpartition(".")
+        found.add(id(getattr(import_module(module), name)))
+    for path in _MODULE.findall(text):
+        found |= {id(value) for value in offered(import_module(path)).values()}
+    return found
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_in_the_reference(name: str) -> None:
+    known = documented()
+    objects = offered(import_module(name))
+    missing = [each for each, value in objects.items() if _is_shown(value) and id(value) not in known]
+    assert not missing, f"docs/reference.md lacks {', '.join(f'{name}.{each}' for each in missing)}"
+
+
+def _is_shown(value: Any) -> bool:
+    return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def settings(kind: type) -> list[str]:
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind) if field.init]
+    parameters = inspect.signature(kind).parameters.values()
+    return [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+
+
+SETTLED = (
+    "pillarbox.Outbox",
+    "pillarbox.Relay",
+    "pillarbox.Stream",
+    "pillarbox.Handlers",
+    "pillarbox.Check",
+    "pillarbox.Exponential",
+    "pillarbox.Fixed",
+    "pillarbox.Linear",
+    "pillarbox.publishers.kafka.KafkaPublisher",
+    "pillarbox.publisher.PublisherFeatures",
+    "pillarbox.stores.postgres.PostgresStore",
+    "pillarbox.stores.mysql.MysqlStore",
+    "pillarbox.stores.sqlite.SqliteStore",
+    "pillarbox.stores.mongo.MongoStore",
+)
+
+
+@pytest.mark.parametrize("path", SETTLED)
+def test_every_setting_is_explained(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    kind = getattr(import_module(module), name)
+    text = f"{kind.__doc__} {kind.__init__.__doc__ or ''}"
+    missing = [each for each in settings(kind) if not re.search(rf"\b{each}\b", text)]
+    assert not missing, f"the docstring of {path} does not explain {', '.join(missing)}"

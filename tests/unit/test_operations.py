@@ -1,0 +1,93 @@
+"""Records and filters of operators: their exact form, which scripts rely on."""
+
+import json
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+
+from pillarbox.conformance.events import make_event
+from pillarbox.errors import ConfigError
+from pillarbox.event import Mode, Status
+from pillarbox.operations import (
+    SeveralStreams,
+    StreamRow,
+    audit_record,
+    event_record,
+    filter_from,
+    list_record,
+    stream_record,
+)
+from pillarbox.store import Audit, Filter, Found
+
+ID = UUID("0192f0c1-7b3a-7c11-8000-5f0e3a2b1c4d")
+NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+SUMMARY = (
+    *("id", "seq", "stream", "tenant", "topic", "type", "key", "status", "attempts", "created_at", "next_attempt_at"),
+    *("published_at", "last_error", "last_error_at", "payload_bytes"),
+)
+DETAILS = (
+    *("aggregate_type", "aggregate_id", "routing_key", "content_type", "schema_id", "schema_version"),
+    *("aggregate_version", "max_attempts", "occurred_at", "available_at", "processing_started_at", "lease_owner"),
+    *("lease_until", "lease_token", "holds_key", "headers", "errors"),
+)
+
+
+def found(payload: bytes = b"{}") -> Found:
+    event = make_event(id=ID, payload=payload, headers={"a": "b"}, status=Status.DEAD)._replace(created_at=NOON)
+    return Found(event, len(payload), last_error_at=NOON, errors=[{"at": "then", "error": "refused"}], holds_key=True)
+
+
+def test_an_event_in_a_list() -> None:
+    record = list_record(found())
+    assert tuple(record) == (*SUMMARY, "holds_key")
+    assert (record["id"], record["status"], record["holds_key"]) == (str(ID), "dead", True)
+    assert (record["created_at"], record["published_at"]) == ("2030-01-31T12:00:00.000Z", None)
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_an_event_with_all_its_fields() -> None:
+    letter = found()
+    record = event_record(letter)
+    assert tuple(record) == (*SUMMARY, *DETAILS), "the payload may contain secrets"
+    assert (record["headers"], record["errors"]) == ({"a": "b"}, [{"at": "then", "error": "refused"}])
+    assert event_record(letter, payload=True) == record | {"payload": "{}"}
+    binary = event_record(found(b"\xff"), payload=True)
+    assert (binary.get("payload"), binary["payload_base64"]) == (None, "/w==")
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_a_stream() -> None:
+    counts = dict.fromkeys(Status, 0) | {Status.PENDING: 2}
+    row = StreamRow("mail", Mode.QUEUE, "kafka a:9092", False, 0, 2, 1.23456, counts, 7)
+    record = stream_record(row)
+    names = ("stream", "mode", "destination", "paused", "workers", "unserved", "waiting", "oldest_seconds")
+    assert tuple(record) == (*names, *(each.value for each in Status), "published_last_hour")
+    assert tuple(record.values()) == ("mail", "queue", "kafka a:9092", False, 0, True, 2, 1.235, *counts.values(), 7)
+    assert stream_record(row._replace(workers=1, mode=None))["unserved"] is False
+
+
+def test_an_action() -> None:
+    record = audit_record(Audit(NOON, "olga", "replay", "mail", ID))
+    assert tuple(record) == ("at", "by", "action", "stream", "event_id")
+    assert tuple(record.values()) == ("2030-01-31T12:00:00.000Z", "olga", "replay", "mail", str(ID))
+    assert audit_record(Audit(NOON, "olga", "pause", "mail", None))["event_id"] is None
+
+
+def test_a_filter_from_texts() -> None:
+    assert filter_from({}) == Filter()
+    texts = {"stream": "mail", "status": "dead", "topic": "orders", "aggregate_id": "7", "limit": "5"}
+    assert filter_from(texts) == Filter(stream="mail", status=Status.DEAD, topic="orders", aggregate_id="7")
+    assert filter_from({"since": "2030-01-31T12:00:00Z"}).since == NOON
+    with pytest.raises(ConfigError, match=r"^--status is 'daed'; did you mean 'dead'\?$"):
+        filter_from({"status": "daed"}, "--")
+    with pytest.raises(ConfigError, match=r"^until is 'soon'"):
+        filter_from({"until": "soon"})
+
+
+def test_an_id_of_several_streams_names_them() -> None:
+    other = UUID(int=7)
+    error = SeveralStreams({ID: ["orders", "mail"], other: ["a", "b"]})
+    assert str(error) == f"{ID} is in the streams 'mail', 'orders'; {other} is in the streams 'a', 'b'; " + (
+        "choose one with --stream"
+    )

@@ -1,0 +1,238 @@
+"""A turn on one shard or on several, against a store that does what it is told."""
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from pillarbox.batch import Batch, Part
+from pillarbox.conformance.events import make_event
+from pillarbox.errors import LeaseLost, StoreDown
+from pillarbox.event import Event
+from pillarbox.observe import Observers
+from pillarbox.publisher import PUBLISHED, Outcome, Publisher, outage, retry
+from pillarbox.relay import Fixed, OnDead, Stream
+from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.crash import CrashRule
+from pillarbox.relay.destination import Destination
+from pillarbox.relay.ordered.ownership import Shard
+from pillarbox.relay.ordered.turn import Stopping, TurnRunner
+from pillarbox.relay.pace import BatchSize
+from pillarbox.relay.plan import Rules
+from pillarbox.store import Grant, KeyRun, Settlement, Store
+
+pytestmark = pytest.mark.asyncio
+
+LATER = float("inf")
+
+
+class Shards:
+    """The verbs of a turn, on events in memory."""
+
+    def __init__(self, events: Mapping[int, Sequence[Event]]) -> None:
+        self.events = dict(events)
+        self.held: dict[int, set[str]] = {}
+        self.lost: set[int] = set()
+        self.settled: list[Sequence[Settlement]] = []
+        self.calls: list[str] = []
+        self.away = 0
+        self.was_away = asyncio.Event()
+
+    async def held_keys(self, grant: Grant) -> Collection[str]:
+        return self.held.get(grant.shard, ())
+
+    async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
+        self.calls.append(f"read {[grant.shard for grant in grants]} {limit}")
+        parts = [(grant, self.events.get(grant.shard, ())[:limit]) for grant in grants]
+        return [Part(grant.shard, grant.token, events, b"ticket %d" % grant.shard) for grant, events in parts if events]
+
+    async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        return None
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
+        if self.away:
+            self.away -= 1
+            self.was_away.set()
+            raise StoreDown("away")
+        self.settled.append(settlements)
+        mine = [each for each in settlements if each.grant.shard not in self.lost]
+        return {each.grant.shard: set(each.hold_keys) for each in mine}
+
+    async def note_suspect(self, grant: Grant, event_id: UUID | None) -> None:
+        self._fence(grant, f"suspect {event_id and 'noted'}")
+
+    async def set_crashes(self, grant: Grant, crashes: int) -> None:
+        self._fence(grant, f"crashes {crashes}")
+
+    def _fence(self, grant: Grant, call: str) -> None:
+        self.calls.append(call)
+        if grant.shard in self.lost:
+            raise LeaseLost(f"shard {grant.shard} is lost")
+
+
+class Answers(Publisher):
+    """Notes each batch, and answers by the type of an event."""
+
+    description = "answers"
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.outcomes: dict[str, Outcome] = {}
+
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        self.batches.append(batch)
+        return [self.outcomes.get(event.type, PUBLISHED) for event in batch]
+
+
+def shard(number: int, crashes: int = 0, suspect: UUID | None = None) -> Shard:
+    return Shard(Grant("orders", number, "ann", 7 + number), BatchSize(10), CrashRule(crashes, suspect), LATER)
+
+
+class Turn:
+    """All that a turn needs."""
+
+    def __init__(self, **events: Sequence[Event]) -> None:
+        self.store = Shards({int(name.removeprefix("shard_")): batch for name, batch in events.items()})
+        self.to = Answers()
+        stream, rules = Stream("orders", self.to), Rules(Fixed(5.0), 3, OnDead.SKIP)
+        job = Assignment(cast(Store, self.store), stream, self.to, rules, "ann", 1.0, Observers())
+        self.destination = Destination(job)
+        self._turns = TurnRunner(job, self.destination)
+
+    async def __call__(self, *shards: Shard) -> list[int]:
+        return [shard.grant.shard for shard in await self._turns.run(shards)]
+
+
+async def test_a_turn_on_several_shards_reads_publishes_and_settles_once() -> None:
+    one, two = [make_event(key="a"), make_event(key="b")], [make_event(key="c")]
+    turn = Turn(shard_1=one, shard_2=two)
+    assert await turn(shard(1), shard(2), shard(3)) == []
+    assert turn.store.calls == ["read [1, 2, 3] 10"]
+    (batch,) = turn.to.batches
+    assert batch == (*one, *two)
+    assert batch.stream == "orders"
+    (settlements,) = turn.store.settled
+    assert [(each.grant.shard, list(each.published)) for each in settlements] == [(1, one), (2, two)]
+
+
+async def test_each_part_keeps_its_token_and_the_ticket_of_the_store() -> None:
+    held, free = make_event(key="held"), make_event(key="free")
+    turn = Turn(shard_1=[make_event()], shard_2=[held, free])
+    turn.store.held = {2: {"held"}}
+    await turn(shard(1), shard(2))
+    (batch,) = turn.to.batches
+    assert [(part.shard, part.token, part.ticket) for part in batch.parts] == [(1, 8, b"ticket 1"), (2, 9, b"ticket 2")]
+    assert list(batch.parts[1].events) == [free], "an event of a held key is not published"
+    assert list(turn.store.settled[0][1].held) == [held]
+    assert [each.ticket for each in turn.store.settled[0]] == [b"ticket 1", b"ticket 2"]
+
+
+async def test_the_outcomes_of_a_call_belong_to_their_shards() -> None:
+    turn = Turn(
+        shard_1=[make_event(key="a"), make_event(key="b", type="bad")], shard_2=[make_event(key="c", type="bad")]
+    )
+    turn.to.outcomes = {"bad": retry("busy")}
+    one, two = shard(1), shard(2)
+    await turn(one, two)
+    first, second = turn.store.settled[0]
+    assert (len(first.published), set(first.hold_keys)) == (1, {"b"})
+    assert (len(second.published), set(second.hold_keys)) == (0, {"c"})
+    assert (one.held_keys, two.held_keys) == ({"b"}, {"c"})
+
+
+async def test_only_the_shard_that_is_missing_from_the_answer_is_lost() -> None:
+    turn = Turn(shard_1=[make_event() for _ in range(10)], shard_2=[make_event() for _ in range(10)])
+    turn.store.lost = {1}
+    one, two = shard(1), shard(2)
+    assert await turn(one, two) == [2], "it has more to do, perhaps"
+    assert (one.lost, two.lost) == (True, False)
+
+
+async def test_a_shard_that_filled_its_limit_has_more_to_do() -> None:
+    turn = Turn(shard_1=[make_event() for _ in range(10)], shard_2=[make_event()])
+    assert await turn(shard(1), shard(2)) == [1]
+
+
+async def test_a_shard_past_its_time_publishes_nothing_and_the_others_do() -> None:
+    turn = Turn(shard_1=[make_event()], shard_2=[make_event()])
+    late = shard(1)
+    late.publish_until = 0.0
+    await turn(late, shard(2))
+    assert [part.shard for part in turn.to.batches[0].parts] == [2]
+    assert [each.grant.shard for each in turn.store.settled[0]] == [2]
+
+
+async def test_after_the_worker_has_given_up_nothing_is_published() -> None:
+    turn = Turn(shard_1=[make_event() for _ in range(10)])
+    turn.destination.given_up.set()
+    assert await turn(shard(1)) == []
+    assert not turn.to.batches
+    assert not turn.store.settled
+
+
+async def test_a_settle_is_tried_until_the_database_answers() -> None:
+    turn = Turn(shard_1=[make_event()])
+    turn.store.away = 2
+    await turn(shard(1))
+    assert len(turn.store.settled) == 1
+    assert len(turn.to.batches) == 1, "it is not published again"
+
+
+async def test_a_worker_that_has_given_up_does_not_wait_for_the_database() -> None:
+    turn = Turn(shard_1=[make_event()])
+    turn.store.away = 1000
+    running = asyncio.create_task(turn(shard(1)))
+    await turn.store.was_away.wait()
+    turn.destination.given_up.set()
+    with pytest.raises(Stopping):
+        await running
+
+
+async def test_a_cautious_turn_notes_its_suspect_and_forgets_it_if_it_was_not_published() -> None:
+    turn = Turn(shard_1=[make_event(key="a"), make_event(key="b", type="bad")])
+    turn.to.outcomes = {"bad": retry("busy")}
+    await turn(shard(1, crashes=2))
+    assert turn.store.calls == ["read [1] 10", "suspect noted", "suspect None"]
+
+
+async def test_a_suspect_that_is_settled_needs_no_second_note_and_the_store_learns_of_fewer_crashes() -> None:
+    turn = Turn(shard_1=[make_event() for _ in range(5)])
+    cautious = shard(1, crashes=1)
+    cautious.crash_rule.settled(994)
+    await turn(cautious)
+    await turn(cautious)
+    await turn(cautious)
+    first, second, third = (
+        ["read [1] 10", "suspect noted"],
+        ["read [1] 10", "suspect noted", "crashes 0"],
+        ["read [1] 10"],
+    )
+    assert turn.store.calls == [*first, *second, *third]
+
+
+async def test_a_charged_suspect_is_not_published_and_later_events_wait() -> None:
+    poison, behind = make_event(key="k"), make_event(key="k")
+    turn = Turn(shard_1=[poison, behind])
+    one = shard(1, crashes=4, suspect=poison.id)
+    await turn(one)
+    assert not turn.to.batches
+    assert [failure.event for failure in turn.store.settled[0][0].failed] == [poison]
+
+
+async def test_a_shard_that_is_lost_before_its_suspect_is_noted_publishes_nothing() -> None:
+    turn = Turn(shard_1=[make_event()])
+    turn.store.lost = {1}
+    one = shard(1, crashes=1)
+    assert await turn(one) == []
+    assert one.lost
+    assert not turn.to.batches
+
+
+async def test_an_outage_that_names_a_wait_keeps_the_circuit_open() -> None:
+    turn = Turn(shard_1=[make_event(type="a"), make_event(type="b")])
+    turn.to.outcomes = {"a": outage("busy"), "b": outage("busy", after_seconds=60.0)}
+    await turn(shard(1))
+    assert 59 < turn.destination.breaker.seconds_left(time.monotonic()) <= 60
