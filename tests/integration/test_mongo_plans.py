@@ -182,7 +182,7 @@ async def test_a_settle_goes_by_the_primary_key(large: Recorded) -> None:
 
 async def test_an_id_is_found_in_all_streams_by_the_primary_key(large: Recorded) -> None:
     (event,) = await read(large.store, large.grant, 1, 10**6)
-    await large.store.add([event._replace(stream="elsewhere")])
+    await large.store.add([event._replace(stream="later")])
     assert len(await large.store.find_by_id(event.id)) == 2
     assert len(await large.store.find(Filter(ids=[event.id, uuid7()]), 10)) == 2
     for explained in await large.explain("aggregate"):
@@ -198,7 +198,7 @@ async def test_an_index_by_aggregate_is_made_where_it_is_asked_for(large: Record
     assert list(await store.migrate(aggregate_index=True)) == ["aggregate_index"]
     assert list(await store.migrate(aggregate_index=True)) == []
     await store.add(
-        numbered("k", 3, stream="elsewhere", aggregate_id="7", aggregate_version=2) + numbered("k", 1, aggregate_id="8")
+        numbered("k", 3, stream="later", aggregate_id="7", aggregate_version=2) + numbered("k", 1, aggregate_id="8")
     )
     large.recorder.sent.clear()
     versions = {"aggregate_id": "7", "aggregate_version": {"$gte": 2}}
