@@ -59,8 +59,10 @@ def iso_instant(instant: datetime) -> bytes:
 
 
 def id_text(id_: UUID) -> str:
-    """The id as ``str`` writes it, in two thirds of the time."""
-    text = id_.int.to_bytes(16).hex()
+    """The id as ``str`` writes it, in half of the time."""
+    if type(id_) is not UUID:
+        return str(id_)  # asyncpg has a class of its own, written in C
+    text = id_.bytes.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
