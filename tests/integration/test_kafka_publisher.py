@@ -15,7 +15,7 @@ from confluent_kafka import admin as confluent_admin
 
 from pillarbox.batch import Batch
 from pillarbox.envelopes import Envelope, Message, default_headers
-from pillarbox.errors import ConfigError, DestinationDown
+from pillarbox.errors import ConfigError, Outage
 from pillarbox.event import NO_HEADERS, Event, Status
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, Result
 from pillarbox.publishers.kafka import KafkaPublisher
@@ -529,7 +529,7 @@ async def test_closed_and_never_opened(cluster: Cluster, opened: Opened) -> None
 
 async def test_a_broker_that_is_away_at_open() -> None:
     publisher = KafkaPublisher(servers="127.0.0.1:1", connect_seconds=0.5)
-    with pytest.raises(DestinationDown, match=r"kafka 127.0.0.1:1 cannot be reached: .*; the relay tries again"):
+    with pytest.raises(Outage, match=r"kafka 127.0.0.1:1 cannot be reached: .*; the relay tries again"):
         await publisher.open()
     await publisher.close()
 
@@ -676,7 +676,7 @@ async def test_refusals_of_a_guarded_cluster(own_server: OwnServer, signals: Sig
         return KafkaPublisher.from_url(f"kafka://{user}:{password}@{address}?topic={default}&{options}")
 
     wrong = publisher("app", "guess")
-    with pytest.raises(DestinationDown, match="Authentication failed") as caught:
+    with pytest.raises(Outage, match="Authentication failed") as caught:
         await wrong.open()
     assert "guess" not in str(caught.value) + wrong.description
     app = publisher("app", "pw", default=topic)

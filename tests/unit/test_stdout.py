@@ -17,7 +17,7 @@ import pytest
 
 from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
-from pillarbox.errors import ConfigError, DestinationDown
+from pillarbox.errors import ConfigError, Outage
 from pillarbox.publisher import PUBLISHED, UNTRIED, Publisher
 from pillarbox.publishers import stdout as stdout_module
 from pillarbox.publishers._json_lines import json_line
@@ -212,7 +212,7 @@ class TestStdout:
         await writing.wait()
         await publisher.close()
         assert [await call for call in calls] == [[UNTRIED], [UNTRIED]]
-        with pytest.raises(DestinationDown, match="still blocks"):
+        with pytest.raises(Outage, match="still blocks"):
             await publisher.open()
         go_on.set()
         async with opened(publisher):

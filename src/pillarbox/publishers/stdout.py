@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from pillarbox.batch import Batch
-from pillarbox.errors import ConfigError, DestinationDown
+from pillarbox.errors import ConfigError, Outage
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, outage
 from pillarbox.publishers._json_lines import json_line
 from pillarbox.threads import Thread
@@ -70,13 +70,13 @@ class _LinePublisher(Publisher):
         try:
             await asyncio.wait_for(asyncio.wrap_future(self._thread.submit(self._prepare)), _PATIENCE_SECONDS)
         except TimeoutError as error:
-            raise DestinationDown(f"{self.description}: an earlier write still blocks; let its reader go on") from error
+            raise Outage(f"{self.description}: an earlier write still blocks; let its reader go on") from error
         except (OSError, ConfigError) as error:
             self._stop_thread()
             if isinstance(error, _WRONG_PATH):
                 raise ConfigError(f"{self.description}: {error.strerror}; correct the path") from error
             if isinstance(error, OSError):
-                raise DestinationDown(self._sentence(error)) from error
+                raise Outage(self._sentence(error)) from error
             raise
         self._closed = asyncio.get_running_loop().create_future()
 

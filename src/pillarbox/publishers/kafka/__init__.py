@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from pillarbox.batch import Batch
 from pillarbox.envelopes import Envelope, HeaderBuilder, Message, envelope_named, kafka
-from pillarbox.errors import ConfigError, DestinationDown, MissingExtra
+from pillarbox.errors import ConfigError, MissingExtra, Outage
 from pillarbox.event import Event
 from pillarbox.publisher import UNTRIED, Needs, Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.publishers.kafka.settings import OPTIONS, check_properties, parse_url
@@ -194,7 +194,7 @@ class KafkaPublisher(Publisher):
                 # Before the producers are made: their batch size depends on the topic's limit.
                 there = topics.get([self._topic], lambda: True)[self._topic].problem is None
         except UnreachableError as error:
-            raise DestinationDown(f"{self.description} cannot be reached: {error}; the relay tries again") from error
+            raise Outage(f"{self.description} cannot be reached: {error}; the relay tries again") from error
         link = Link(self.description)
         senders = [
             Sender(
