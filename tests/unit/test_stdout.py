@@ -321,9 +321,21 @@ class TestFile:
         assert "No such file" in (outcome.error or "")
 
     @pytest.mark.asyncio
-    @pytest.mark.parametrize("name", ["missing/out.jsonl", "", "file/out.jsonl", "fifo"])
-    async def test_a_wrong_path_does_not_open(self, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("missing/out.jsonl", "No such file or directory; correct the path"),
+            ("", "is not a regular file; name a file"),
+            ("file/out.jsonl", "Not a directory; correct the path"),
+            ("fifo", "is not a regular file; name a file"),
+            ("loop", "symbolic links; correct the path"),
+            ("x" * 300, "File name too long; correct the path"),
+            ("/sys/kernel/uevent_seqnum", "correct the path or its rights"),  # not even root may write to it
+        ],
+    )
+    async def test_a_wrong_path_does_not_open(self, tmp_path: Path, name: str, said: str) -> None:
         (tmp_path / "file").touch()
+        (tmp_path / "loop").symlink_to(tmp_path / "loop")
         os.mkfifo(tmp_path / "fifo")
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=said):
             await FilePublisher(tmp_path / name).open()

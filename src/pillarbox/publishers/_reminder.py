@@ -11,7 +11,7 @@ MOST_NAMES: Final = 1000
 
 
 class Reminder:
-    """Says whether a warning about a name is due: at once, and then at most once a minute. For one thread."""
+    """Says whether a warning about a name is due: at once, and then at most once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
