@@ -1,6 +1,6 @@
 """A transactional outbox: events written with your data, published at least once and in order per key."""
 
-from pillarbox.errors import InvalidEvent, PillarboxError, Reject
+from pillarbox.errors import InvalidEvent, Outage, PillarboxError, Reject
 from pillarbox.event import Event, Mode, Status
 from pillarbox.ids import stable_id
 from pillarbox.maintenance.check import Check
@@ -20,6 +20,7 @@ __all__ = [
     "Linear",
     "Mode",
     "OnDead",
+    "Outage",
     "Outbox",
     "PillarboxError",
     "Reject",

@@ -48,8 +48,10 @@ class LeaseLost(PillarboxError):
     """The token is stale: another worker owns this shard or event now, and nothing was changed."""
 
 
-class DestinationDown(PillarboxError):
-    """The destination cannot be reached now: its circuit opens, and no event is charged an attempt."""
+class Outage(PillarboxError):
+    """The destination, or a service that a handler needs, is away: the circuit opens and no event is charged.
+
+    Publishers raise it, and so may handlers: it says that no event is to blame."""
 
 
 class CheckFailed(PillarboxError):

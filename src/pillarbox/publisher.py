@@ -1,7 +1,7 @@
 """The contract between the relay and a destination."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
@@ -20,16 +20,29 @@ class Result(StrEnum):
     UNTRIED = "untried"  # not sent, nothing is charged; with an error: the destination is down
 
 
+class Limits(NamedTuple):
+    """The limits of one event, in place of its stream's; None: as the stream says.
+
+    retry: a retry policy, from the number of attempts so far to the seconds until the next one.
+    max_attempts: attempts before the event is dead. An event's own limit comes first.
+    """
+
+    retry: Callable[[int], float] | None = None
+    max_attempts: int | None = None
+
+
 class Outcome(NamedTuple):
     """One event's result. Make it with the functions below; the error never contains the payload.
 
     after_seconds: the destination asked for a pause: the event is tried again after this many seconds at the earliest.
+    limits: for an event that is to be tried in another way than the others of its stream.
     """
 
     result: Result
     error: str | None = None
     charged: bool = True
     after_seconds: float | None = None
+    limits: Limits | None = None
 
     @property
     def is_outage(self) -> bool:
@@ -41,9 +54,11 @@ PUBLISHED: Final = Outcome(Result.PUBLISHED)
 UNTRIED: Final = Outcome(Result.UNTRIED)
 
 
-def retry(error: str, *, charged: bool = True, after_seconds: float | None = None) -> Outcome:
+def retry(
+    error: str, *, charged: bool = True, after_seconds: float | None = None, limits: Limits | None = None
+) -> Outcome:
     """A passing error of this event; ``charged=False`` when the event is not to blame."""
-    return Outcome(Result.RETRY, error[:ERROR_LENGTH], charged, after_seconds)
+    return Outcome(Result.RETRY, error[:ERROR_LENGTH], charged, after_seconds, limits)
 
 
 def rejected(error: str) -> Outcome:
@@ -65,12 +80,14 @@ class PublisherFeatures:
     strict_keys: after a rejected event nothing later of its key is sent in the same call. A stream that blocks or
     parks the key of a dead event needs it.
     deduplicates: the destination itself drops a second copy of an event id.
+    concurrency: how many events a queue stream passes at once; None: as many as the stream says.
     """
 
     calls: int = 4
     first_batch: int = 500
     strict_keys: bool = True
     deduplicates: bool = False
+    concurrency: int | None = None
 
 
 class Needs(NamedTuple):
@@ -111,7 +128,7 @@ class Publisher(Protocol):
         return self
 
     async def open(self) -> None:
-        """Connect. Raises DestinationDown to be tried again later, ConfigError when a setting is wrong."""
+        """Connect. Raises Outage to be tried again later, ConfigError when a setting is wrong."""
         return
 
     @abstractmethod

@@ -51,7 +51,7 @@ class TestKafka(PublisherContract):
         return found
 
     def rejecting_event(self, key: str | None) -> Event:
-        return self.event(key=key, topic="nowhere")
+        return self.event(key=key, topic="no topic!")
 
     async def go_down(self) -> None:
         self.server.pause()

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pillarbox import Event
+
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 # What users import. A module without __all__ offers the public classes and functions that it defines.
 PUBLIC = (
@@ -69,6 +71,22 @@ def documented() -> set[int]:
     for path in _MODULE.findall(text):
         found |= {id(value) for value in offered(import_module(path)).values()}
     return found
+
+
+def test_every_field_of_an_event_is_explained() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", PAGE.with_name("event.md").read_text(), re.MULTILINE)
+    assert rows == list(Event._fields)
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"),
+    [("kafka", "pillarbox.publishers.kafka.KafkaPublisher"), ("handlers", "pillarbox.Handlers")],
+)
+def test_every_setting_of_a_destination_is_on_its_page(page: str, kind: str) -> None:
+    module, _, name = kind.rpartition(".")
+    text = (PAGE.parent / "howto" / f"{page}.md").read_text()
+    missing = [each for each in settings(getattr(import_module(module), name)) if f"`{each}`" not in text]
+    assert not missing, f"docs/howto/{page}.md does not explain {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("name", PUBLIC)

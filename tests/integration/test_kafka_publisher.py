@@ -1,6 +1,7 @@
 import asyncio
 import logging
 import sys
+import threading
 import time
 import uuid
 from collections import Counter, defaultdict
@@ -15,7 +16,7 @@ from confluent_kafka import admin as confluent_admin
 
 from pillarbox.batch import Batch
 from pillarbox.envelopes import Envelope, Message, default_headers
-from pillarbox.errors import ConfigError, DestinationDown
+from pillarbox.errors import ConfigError, Outage
 from pillarbox.event import NO_HEADERS, Event, Status
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, Result
 from pillarbox.publishers.kafka import KafkaPublisher
@@ -129,7 +130,7 @@ async def signals(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Signals]:
 @pytest.fixture
 def limits_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster does not allow describing its topics, so only the broker refuses events."""
-    monkeypatch.setattr(kafka_topics.Topics, "_describe", lambda self, name: kafka_topics.Topic(name))
+    monkeypatch.setattr(kafka_topics.Topics, "_rules", lambda _, names: {n: kafka_topics.Topic(n) for n in names})
 
 
 Opened = Callable[..., Awaitable[KafkaPublisher]]
@@ -141,7 +142,7 @@ async def opened() -> AsyncIterator[Opened]:
     publishers = []
 
     async def make(cluster: Cluster, **arguments: Any) -> KafkaPublisher:
-        publisher = KafkaPublisher(servers=cluster.servers, **arguments)
+        publisher = KafkaPublisher(servers=cluster.servers, **{"topic": "*", **arguments})
         publishers.append(publisher)
         await publisher.open()
         return publisher
@@ -194,7 +195,7 @@ def in_order(records: list[Record]) -> bool:
 
 
 async def test_it_is_a_publisher() -> None:
-    publisher = KafkaPublisher(servers=["a:9092", "b:9092"], producers=2)
+    publisher = KafkaPublisher(servers=["a:9092", "b:9092"], topic="*", producers=2)
     assert isinstance(publisher, Publisher)
     assert publisher.description == "kafka a:9092,b:9092"
     assert publisher.features.calls == 2
@@ -251,16 +252,68 @@ async def test_a_key_across_topics_keeps_its_order(cluster: Cluster, opened: Ope
     assert [record.value for record in cluster.read(second)] == [b"2", b"3", b"6", b"7", b"10", b"11"]
 
 
-async def test_a_missing_topic_of_the_event_is_its_own_fault(cluster: Cluster, opened: Opened) -> None:
+def is_waiting(outcome: Outcome) -> bool:
+    return outcome.result is Result.RETRY and not outcome.charged and (outcome.after_seconds or 0) >= 1
+
+
+async def test_an_event_whose_topic_is_missing_waits(
+    cluster: Cluster, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = cluster.topic()
     publisher = await opened(cluster, topic=topic)
     batch = [an_event(0, key="a", topic="nowhere"), an_event(1, key="a"), an_event(2, key="b")]
-    refused, held, fine = await publisher.publish(Batch.of(batch))
-    assert refused.result is Result.REJECTED
-    assert refused.error == f"topic 'nowhere' does not exist on kafka {cluster.servers}; create it"
-    assert held == UNTRIED
-    assert fine == PUBLISHED
-    assert [record.value for record in cluster.read(topic)] == [b"2"]
+    for _ in range(2):
+        waiting, held, fine = await publisher.publish(Batch.of(batch))
+        assert is_waiting(waiting)
+        assert waiting.error == f"topic 'nowhere' does not exist on kafka {cluster.servers}; create it"
+        assert held == UNTRIED
+        assert fine == PUBLISHED
+    assert [record.value for record in cluster.read(topic)] == [b"2", b"2"]
+    assert caplog.text.count("events for topic 'nowhere' wait, uncharged") == 1
+
+
+async def test_missing_topics_cost_the_others_one_question(
+    cluster: Cluster, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a cluster that makes no topics by itself
+    asked: list[list[str]] = []
+    errors = kafka_topics.Topics._errors
+
+    def counted(self: kafka_topics.Topics, names: Sequence[str]) -> dict[str, Any]:
+        answers = errors(self, names)
+        asked.append(sorted(names))  # a question that was not answered in time is asked again
+        return answers
+
+    by_name: Counter[str] = Counter()
+    threads = set()
+
+    list_topics = kafka_admin.AdminClient.list_topics
+
+    def noted(self: Any, *args: Any, **options: Any) -> Any:
+        if "topic" in options:
+            by_name[options["topic"]] += 1
+            threads.add(threading.current_thread().name)
+        return list_topics(self, *args, **options)
+
+    monkeypatch.setattr(kafka_topics.Topics, "_errors", counted)
+    monkeypatch.setattr(kafka_admin.AdminClient, "list_topics", noted)
+    topic = cluster.topic()
+    publisher = await opened(cluster, topic=topic)
+    assert asked == [[topic]]
+    # When events for 60 missing topics stand among others
+    missing = [f"missing-{number:02}" for number in range(60)]
+    batch = [an_event(n, key=f"k{n}", topic=missing[n // 2] if n % 2 else "") for n in range(120)]
+    monkeypatch.setattr(kafka_topics, "MISSING_SECONDS", (3600.0, 3600.0))
+    for _ in range(5):
+        outcomes = await publisher.publish(Batch.of(batch))
+        # Then each call confirms the others at once
+        assert [outcome == PUBLISHED for outcome in outcomes] == [n % 2 == 0 for n in range(120)]
+        assert all(is_waiting(outcome) for outcome in outcomes[1::2])
+    # And one question was about all of them; they are asked for by name once, and elsewhere
+    assert asked == [[topic], missing]
+    await publisher.close()
+    assert set(by_name.values()) <= {1}
+    assert threads <= {"pillarbox-kafka-topics"}
 
 
 async def test_an_impossible_topic_name_is_rejected(cluster: Cluster, opened: Opened) -> None:
@@ -281,12 +334,27 @@ async def test_a_missing_default_topic_is_an_outage(cluster: Cluster, opened: Op
     assert fine == PUBLISHED
 
 
-async def test_a_topic_that_appears_is_used(cluster: Cluster, opened: Opened) -> None:
+async def test_a_topic_that_appears_is_used(cluster: Cluster, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_topics, "MISSING_SECONDS", (0.0, 0.0))
     publisher = await opened(cluster)
     name = f"t-{uuid.uuid4().hex[:12]}"
-    assert results(await publisher.publish(Batch.of([an_event(topic=name)]))) == [Result.REJECTED]
+    (waiting,) = await publisher.publish(Batch.of([an_event(topic=name)]))
+    assert is_waiting(waiting)
     cluster._admin.create_topics([kafka_admin.NewTopic(name, 1, 1)])[name].result()
     assert await publisher.publish(Batch.of([an_event(topic=name)])) == [PUBLISHED]
+
+
+async def test_a_cluster_that_makes_topics_makes_this_one(
+    own_server: OwnServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_topics, "MISSING_SECONDS", (0.0, 0.0))
+    cluster = Cluster(own_server(Kafka, settings={"auto.create.topics.enable": "true"}))
+    publisher = await opened(cluster)
+    batch = Batch.of([an_event(topic="new")])
+    async with asyncio.timeout(30):
+        while (outcomes := await publisher.publish(batch)) != [PUBLISHED]:
+            assert is_waiting(outcomes[0])
+    assert len(cluster.read("new")) == 1
 
 
 async def test_a_topic_that_disappears(cluster: Cluster, opened: Opened) -> None:
@@ -297,19 +365,33 @@ async def test_a_topic_that_disappears(cluster: Cluster, opened: Opened) -> None
     assert await publisher.publish(Batch.of(batch)) == [PUBLISHED] * 3
     cluster.delete(default, own)
     for noticed in (False, True):
-        down, refused, fine = await publisher.publish(Batch.of(batch))
-        # At first the client may only see that its partition is gone, which is no event's fault.
+        down, waiting, fine = await publisher.publish(Batch.of(batch))
+        # At first the client may only see that its partition is gone.
         assert down.is_outage or (not noticed and down.result is Result.RETRY and not down.charged)
-        assert refused.result is Result.REJECTED or (not noticed and refused.result is Result.RETRY)
-        assert refused.result is Result.REJECTED or not refused.charged
+        assert is_waiting(waiting) or (not noticed and waiting.result is Result.RETRY and not waiting.charged)
         assert fine == PUBLISHED
 
 
-async def test_no_topic_at_all_is_rejected(cluster: Cluster, opened: Opened) -> None:
-    publisher = await opened(cluster)
-    (refused,) = await publisher.publish(Batch.of([an_event()]))
-    assert refused.result is Result.REJECTED
-    assert "no default" in str(refused.error)
+async def test_an_event_without_any_topic_waits(
+    cluster: Cluster, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = await opened(cluster, topic="*")
+    waiting, fine = await publisher.publish(Batch.of([an_event(1), an_event(2, topic=cluster.topic())]))
+    assert is_waiting(waiting)
+    assert "the event has no topic" in str(waiting.error)
+    assert fine == PUBLISHED
+    assert "events for topic '' wait, uncharged: the event has no topic" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("topic", "said"),
+    [("", r"no Kafka topic is given; .*topic=\*"), ("no topic!", "'no topic!' is not a name"), ("..", "not a name")],
+)
+async def test_a_publisher_without_a_usable_topic_is_refused(topic: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        KafkaPublisher(servers=SERVERS, topic=topic)
+    with pytest.raises(ConfigError, match=said):
+        publisher_from_url(f"kafka://{SERVERS}?topic={topic}")
 
 
 async def test_a_topic_with_a_small_limit_takes_many_small_events(cluster: Cluster, opened: Opened) -> None:
@@ -528,8 +610,8 @@ async def test_closed_and_never_opened(cluster: Cluster, opened: Opened) -> None
 
 
 async def test_a_broker_that_is_away_at_open() -> None:
-    publisher = KafkaPublisher(servers="127.0.0.1:1", connect_seconds=0.5)
-    with pytest.raises(DestinationDown, match=r"kafka 127.0.0.1:1 cannot be reached: .*; the relay tries again"):
+    publisher = KafkaPublisher(servers="127.0.0.1:1", topic="t", connect_seconds=0.5)
+    with pytest.raises(Outage, match=r"kafka 127.0.0.1:1 cannot be reached: .*; the relay tries again"):
         await publisher.open()
     await publisher.close()
 
@@ -670,21 +752,21 @@ async def test_refusals_of_a_guarded_cluster(own_server: OwnServer, signals: Sig
     cluster = Cluster(server, **login, **{"sasl.username": "admin"})
     topic = cluster.topic()
 
-    def publisher(user: str, password: str, default: str = "") -> KafkaPublisher:
+    def publisher(user: str, password: str, default: str = "*") -> KafkaPublisher:
         address = server.bootstrap_servers
         options = "security.protocol=SASL_PLAINTEXT"
         return KafkaPublisher.from_url(f"kafka://{user}:{password}@{address}?topic={default}&{options}")
 
     wrong = publisher("app", "guess")
-    with pytest.raises(DestinationDown, match="Authentication failed") as caught:
+    with pytest.raises(Outage, match="Authentication failed") as caught:
         await wrong.open()
     assert "guess" not in str(caught.value) + wrong.description
     app = publisher("app", "pw", default=topic)
     await app.open()
-    down, refused = await app.publish(Batch.of([an_event(1), an_event(2, topic=topic)]))
+    down, waiting = await app.publish(Batch.of([an_event(1), an_event(2, topic=topic)]))
     assert down.is_outage
-    assert refused.result is Result.REJECTED
-    for outcome in (down, refused):
+    assert is_waiting(waiting)
+    for outcome in (down, waiting):
         assert f"topic {topic!r} on kafka {server.bootstrap_servers} may not be written" in str(outcome.error)
     await app.close()
 
@@ -711,12 +793,13 @@ async def test_refusals_of_a_guarded_cluster(own_server: OwnServer, signals: Sig
 )
 async def test_properties_that_break_a_promise_are_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"Kafka property {name}=.* is refused; "):
-        KafkaPublisher(servers=SERVERS, properties={name: value})
+        KafkaPublisher(servers=SERVERS, topic="t", properties={name: value})
 
 
 async def test_harmless_properties_pass() -> None:
     KafkaPublisher(
         servers=SERVERS,
+        topic="t",
         properties={
             "acks": "all",
             "enable.idempotence": "true",
@@ -728,9 +811,21 @@ async def test_harmless_properties_pass() -> None:
     )
 
 
-async def test_a_property_that_the_client_does_not_know() -> None:
-    with pytest.raises(ConfigError, match=r"No such configuration property: \"linger\.mz\""):
-        await KafkaPublisher(servers=SERVERS, properties={"linger.mz": 5}).open()
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"linger.mz": 5}, r"No such configuration property: \"linger\.mz\""),
+        ({"linger.ms": "soon"}, "queue.buffering.max.ms"),
+        ({"security.protocol": "ssl", "ssl.ca.location": "/nowhere/ca.pem"}, "ssl.ca.location"),
+        ({"security.protocol": "ssl", "ssl.certificate.location": "/nowhere/me.pem"}, "ssl.certificate.location"),
+        ({"security.protocol": "ssl", "ssl.key.location": "/nowhere/me.key"}, "ssl.key.location"),
+        ({"security.protocol": "sasl_ssl", "sasl.mechanism": "PLIAN"}, "Unsupported SASL mechanism: PLIAN"),
+        ({"compression.type": object()}, "compression.codec"),
+    ],
+)
+async def test_properties_with_which_the_client_cannot_work(properties: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        await KafkaPublisher(servers=SERVERS, topic="t", properties=properties).open()
 
 
 @pytest.mark.parametrize(
@@ -738,15 +833,15 @@ async def test_a_property_that_the_client_does_not_know() -> None:
     [
         ("kafka://h?topci=x", r"unknown option 'topci' in the Kafka URL; did you mean 'topic'\?"),
         ("kafka://h?zzz=x", "use one of: topic, envelope"),
-        ("kafka://h?producers=many", "producers='many' in the Kafka URL is not a number"),
-        ("kafka://h?producers=0", "producers=0 leaves nothing"),
-        ("kafka://h?strict_keys=perhaps", "strict_keys='perhaps'"),
-        ("kafka://h?stuck_seconds=0", "stuck_seconds=0"),
-        ("kafka://h?acks=1", "acks='1' is refused"),
-        ("kafka://h?headers=shop", "'shop' does not name a header builder; write MODULE:ATTRIBUTE"),
-        ("kafka://h?headers=pillarbox.envelopes:ENVELOPES", "is not a function from an event to its headers"),
-        ("kafka://h?headers=pillarbox.envelopes:event_header", r"did you mean 'event_headers'\?"),
-        ("kafka://h?envelope=row", r"did you mean 'raw'\?"),
+        ("kafka://h?topic=t&producers=many", "producers='many' in the Kafka URL is not a number"),
+        ("kafka://h?topic=t&producers=0", "producers=0 leaves nothing"),
+        ("kafka://h?topic=t&strict_keys=perhaps", "strict_keys='perhaps'"),
+        ("kafka://h?topic=t&stuck_seconds=0", "stuck_seconds=0"),
+        ("kafka://h?topic=t&acks=1", "acks='1' is refused"),
+        ("kafka://h?topic=t&headers=shop", "'shop' does not name a header builder; write MODULE:ATTRIBUTE"),
+        ("kafka://h?topic=t&headers=pillarbox.envelopes:ENVELOPES", "is not a function from an event to its headers"),
+        ("kafka://h?topic=t&headers=pillarbox.envelopes:event_header", r"did you mean 'event_headers'\?"),
+        ("kafka://h?topic=t&envelope=row", r"did you mean 'raw'\?"),
         ("kafka://", "names no broker"),
         ("kafka://h/orders", "has a path"),
         ("amqp://h", "starts with kafka://, not amqp://"),
@@ -771,7 +866,7 @@ async def test_a_url_with_everything(cluster: Cluster) -> None:
 
 
 async def test_a_url_hides_its_password() -> None:
-    publisher = KafkaPublisher.from_url("kafka://app:s3cret@one,[::1],two:9093")
+    publisher = KafkaPublisher.from_url("kafka://app:s3cret@one,[::1],two:9093?topic=t")
     assert publisher.description == "kafka one:9092,[::1]:9092,two:9093"
 
 
@@ -784,4 +879,4 @@ async def test_without_the_client_library_the_error_names_the_extra() -> None:
 
 async def test_headers_belong_to_a_named_envelope() -> None:
     with pytest.raises(ConfigError, match="give the header builder to your envelope"):
-        KafkaPublisher(servers=SERVERS, envelope=lambda event: None, headers=default_headers)  # type: ignore[arg-type,return-value]
+        KafkaPublisher(servers=SERVERS, topic="t", envelope=lambda event: None, headers=default_headers)  # type: ignore[arg-type,return-value]

@@ -17,9 +17,11 @@ from servers import Kafka
 from servers.fixtures import OwnServer
 from tests.integration.relays import (
     SqlOutbox,
+    attempts,
     eventually,
     in_order,
     mixed,
+    numbered,
     relay,
     settled,
     stream,
@@ -126,6 +128,21 @@ async def test_a_url_is_enough(pg: SqlOutbox, store: SqlStore, kafka: Kafka) -> 
     async with relay(pg(), stream(f"{kafka.url}?topic={topic.name}", on_dead="block")):
         await settled(store, {Status.PUBLISHED: 40})
     assert numbers(topic.read()) == in_order(KEYS, 2)
+
+
+async def test_events_for_missing_topics_hold_only_their_keys(sqlite: SqlOutbox, store: SqlStore, kafka: Kafka) -> None:
+    topic = Topic(kafka)
+    lost = [f"lost-{number}" for number in range(60)]
+    for key in lost:
+        await store.add(numbered(key, 1, topic=f"nowhere-{key}") + numbered(key, 1, first=2))
+    await store.add(mixed(KEYS, 5))
+    to = KafkaPublisher(servers=kafka.bootstrap_servers, topic=topic.name)
+    async with relay(sqlite(), stream(to, max_attempts=1)):
+        await settled(store, {Status.PUBLISHED: 100, Status.FAILED: 60, Status.HELD: 60})
+        await store.add(mixed(KEYS, 5, first=6))
+        await settled(store, {Status.PUBLISHED: 200, Status.FAILED: 60, Status.HELD: 60})
+    assert numbers(topic.read()) == in_order(KEYS, 10)
+    assert set(await attempts(store)) == {0, 1}
 
 
 async def test_a_broker_that_is_killed_costs_nothing_but_time(

@@ -9,12 +9,13 @@ import pytest
 
 from pillarbox.cli import secrets
 from pillarbox.cli.destinations import place
-from pillarbox.cli.relay import configured, retry
+from pillarbox.cli.relay import configured
 from pillarbox.cli.session import make_store
 from pillarbox.cli.settings import RELAY, SETTINGS, STREAM, Settings
 from pillarbox.errors import ConfigError
 from pillarbox.operations import instant, seconds
 from pillarbox.relay import Exponential, Fixed, Linear, Relay, Stream
+from pillarbox.relay.retry import retry_policy
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +155,7 @@ retry = 'fixed:seconds=3'
     ],
 )
 def test_a_retry_is_told_as_text(text: str, wanted: Any) -> None:
-    assert retry(text, "default") == wanted
+    assert retry_policy(text, "stream 'default'") == wanted
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import asyncio
 import contextvars
 import functools
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -13,12 +14,12 @@ import pytest
 
 from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
-from pillarbox.errors import ConfigError, Reject
+from pillarbox.errors import ConfigError, Outage, Reject
 from pillarbox.event import Event
-from pillarbox.publisher import ERROR_LENGTH, PUBLISHED, UNTRIED, Needs, Outcome, Publisher, Result
+from pillarbox.publisher import ERROR_LENGTH, PUBLISHED, UNTRIED, Limits, Needs, Outcome, Publisher, Result
 from pillarbox.publishers import handlers as handlers_module
 from pillarbox.publishers.handlers import Handlers
-from pillarbox.relay import Stream
+from pillarbox.relay import Fixed, Stream
 from pillarbox.relay.destination import publisher_of
 from pillarbox.threads import Thread
 
@@ -94,6 +95,30 @@ class TestRegistry:
         with pytest.raises(ConfigError, match=r'"\*"'):
             Handlers().on(*types)(print)
 
+    def test_on_without_a_type_is_refused_where_it_stands(self) -> None:
+        with pytest.raises(ConfigError, match=r'write @handlers.on\("order.created"\)'):
+
+            @Handlers().on  # type: ignore[arg-type]
+            def handler(event: Event) -> None: ...
+
+    def test_the_rule_for_unknown_types_is_one_of_three(self) -> None:
+        with pytest.raises(ConfigError, match=r"unknown='rejected': did you mean 'reject'\?"):
+            Handlers(unknown="rejected")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="unknown=None: use one of: wait, skip, reject"):
+            Handlers(unknown=None)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("limits", "said"),
+        [
+            ({"max_attempts": 0}, "max_attempts=0: give 1 or more"),
+            ({"retry": 5}, "handler of a, b: retry is 5; pass Exponential"),
+            ({"retry": "fixt:seconds=3"}, r"handler of a, b: retry is 'fixt:seconds=3'; did you mean 'fixed'\?"),
+        ],
+    )
+    def test_a_wrong_limit_of_a_handler_is_refused(self, limits: dict[str, Any], said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            Handlers().on("a", "b", **limits)
+
     @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
     def test_a_timeout_is_positive(self, timeout: float) -> None:
         with pytest.raises(ConfigError, match="timeout="):
@@ -104,7 +129,7 @@ class TestRegistry:
     @pytest.mark.parametrize("setting", ["concurrency", "max_hung", "grace_seconds"])
     def test_a_wrong_setting_names_itself(self, setting: str) -> None:
         with pytest.raises(ConfigError, match=f"{setting}=-1"):
-            Handlers(**{setting: -1})
+            Handlers(**{setting: -1})  # type: ignore[arg-type]
 
     def test_what_cannot_be_a_handler_is_refused(self) -> None:
         def generator(event: Event) -> Iterator[None]:
@@ -151,16 +176,46 @@ class TestCalling:
         assert calls == [("orders", "order.created"), ("orders", "order.paid"), ("others", "mail.sent")]
 
     @pytest.mark.asyncio
-    async def test_a_type_without_a_handler_is_rejected_with_the_remedy(self) -> None:
-        handlers = Handlers()
-        handlers.on("a")(print)
+    @pytest.mark.parametrize("unknown", ["wait", "reject"])
+    async def test_a_type_without_a_handler_holds_its_key_and_names_the_remedy(self, unknown: Any) -> None:
+        handlers = Handlers(unknown=unknown)
+        handlers.on("a")(lambda event: None)
         await handlers.open()
-        (outcome,) = await handlers.publish(Batch.of([make_event(type="b")]))
+        named = [("k", "b"), ("k", "a"), ("other", "a")]
+        first, second, other = await handlers.publish(Batch.of([make_event(key=k, type=t) for k, t in named]))
         await handlers.close()
-        assert outcome.result is Result.REJECTED
-        assert outcome.error is not None
-        assert "'b'" in outcome.error
-        assert '@handlers.on("b")' in outcome.error
+        assert first.error is not None
+        assert "'b'" in first.error
+        assert '@handlers.on("b")' in first.error
+        assert (second, other) == (UNTRIED, PUBLISHED)
+        if unknown == "wait":
+            assert (first.result, first.charged, first.after_seconds) == (Result.RETRY, False, 30)
+        else:
+            assert first.result is Result.REJECTED
+
+    @pytest.mark.asyncio
+    async def test_a_type_without_a_handler_is_skipped_when_asked_for(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG, "pillarbox")
+        handlers = Handlers(unknown="skip").prepared(Needs("mail", 3, strict_keys=False))
+        handlers.on("a")(lambda event: None)
+        await handlers.open()
+        event = make_event(type="b")
+        assert await handlers.publish(Batch.of([event])) == [PUBLISHED]
+        await handlers.close()
+        assert f"no handler for event type 'b': event {event.id} is skipped" in caplog.text
+
+    @pytest.mark.asyncio
+    async def test_a_warning_for_an_unknown_type_is_not_repeated_at_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        handlers = Handlers()
+        handlers.on("a")(lambda event: None)
+        await handlers.open()
+        for _ in range(2):
+            await handlers.publish(Batch.of([make_event(type=type_) for type_ in "bbcc"]))
+        await handlers.close()
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+        assert "no handler for event type 'b' in stream 'default': its events wait, uncharged" in caplog.text
 
     @pytest.mark.asyncio
     async def test_where_a_handler_runs(self) -> None:
@@ -220,6 +275,8 @@ class TestOutcomes:
         [
             (Reject("no such customer"), Result.REJECTED, "no such customer"),
             (Reject(), Result.REJECTED, "rejected the event"),
+            (Outage("the mail server is away"), Result.UNTRIED, "the mail server is away"),
+            (Outage(), Result.UNTRIED, "reported an outage"),
             (ValueError("boom"), Result.RETRY, "ValueError: boom"),
             (ValueError(), Result.RETRY, "ValueError"),
             (StopIteration("boom"), Result.RETRY, "StopIteration"),
@@ -257,10 +314,32 @@ class TestOutcomes:
 
     @pytest.mark.asyncio
     @pytest.mark.parametrize("value", [False, True, 0, {}])
-    async def test_a_return_value_is_no_success(self, kind: Any, value: object) -> None:
-        outcome = await outcome_of(kind(lambda event: value))
-        assert outcome.result is Result.RETRY
-        assert f"returned {'an' if value == 0 and value is not False else 'a'} " in (outcome.error or "")
+    async def test_a_return_value_is_ignored(self, kind: Any, value: object) -> None:
+        assert await outcome_of(kind(lambda event: value)) == PUBLISHED
+
+    @pytest.mark.asyncio
+    async def test_an_outage_ends_the_call(self, kind: Any) -> None:
+        called = []
+
+        def handler(event: Event) -> None:
+            called.append(event)
+            raise Outage("away")
+
+        async with opened(kind(handler), concurrency=1) as handlers:
+            first, *others = await handlers.publish(Batch.of([make_event() for _ in range(5)]))
+        assert first.is_outage
+        assert others == [UNTRIED] * 4
+        assert len(called) == 1
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("retry", [Fixed(30.0), "fixed:seconds=30"])
+    async def test_the_limits_of_a_handler_go_with_its_failure(self, kind: Any, retry: Any) -> None:
+        handlers = Handlers()
+        handlers.on("a", retry=retry, max_attempts=3)(kind(raising(ValueError("boom"))))
+        await handlers.open()
+        (outcome,) = await handlers.publish(Batch.of([make_event(type="a")]))
+        await handlers.close()
+        assert outcome.limits == Limits(Fixed(30.0), 3)
 
     @pytest.mark.asyncio
     async def test_a_forgotten_await_is_no_success(self, kind: Any) -> None:

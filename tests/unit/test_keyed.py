@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from pillarbox.conformance.events import make_event
-from pillarbox.errors import ConfigError, DestinationDown, Reject
+from pillarbox.errors import ConfigError, Outage, Reject
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Result, outage, rejected, retry
 from pillarbox.publishers.keyed import KeyedBatch, send_by_key
@@ -30,7 +30,7 @@ class TestCursors:
         assert keyed.outcomes == [PUBLISHED] * 4 + [UNTRIED]
         assert keyed.keys == 3
 
-    @pytest.mark.parametrize("failure", [retry("busy"), rejected("bad"), outage("away"), UNTRIED])
+    @pytest.mark.parametrize("failure", [retry("busy"), rejected("bad"), UNTRIED])
     def test_a_failure_leaves_the_rest_of_its_key_untried(self, failure: Outcome) -> None:
         keyed = KeyedBatch(events("a", "a", "a", "b"))
         cursor = keyed.cursor()
@@ -39,6 +39,15 @@ class TestCursors:
             cursor.record(outcome)
         assert cursor.event is None
         assert keyed.outcomes == [PUBLISHED, failure, UNTRIED, PUBLISHED]
+
+    def test_after_an_outage_no_cursor_has_an_event(self) -> None:
+        keyed = KeyedBatch(events("a", "b", "b", "c"))
+        first, second = keyed.cursor(), keyed.cursor()
+        assert None not in (first.event, second.event)
+        first.record(outage("away"))
+        second.record(PUBLISHED)  # it was on its way
+        assert (first.event, second.event) == (None, None)
+        assert keyed.outcomes == [outage("away"), PUBLISHED, UNTRIED, UNTRIED]
 
 
 @pytest.mark.asyncio
@@ -100,7 +109,7 @@ class TestSendByKey:
             nonlocal calls
             calls += 1
             await asyncio.sleep(0)
-            raise DestinationDown("it is away")
+            raise Outage("it is away")
 
         outcomes = await send_by_key(events(*"abcdef"), send, concurrency=2)
         assert calls == 2

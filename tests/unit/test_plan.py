@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from pillarbox.conformance.events import make_event
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, outage, rejected, retry
+from pillarbox.publisher import PUBLISHED, UNTRIED, Limits, Outcome, outage, rejected, retry
 from pillarbox.relay import Fixed, OnDead
 from pillarbox.relay.plan import Rules, plan_claims, plan_key_run, plan_turn, split
 from pillarbox.relay.retry import Retry
@@ -47,6 +47,13 @@ class TestClassify:
     def test_an_event_can_have_a_limit_of_its_own(self, own: int | None, attempts: int, dies: bool) -> None:
         event = make_event(attempts=attempts, max_attempts=own)
         assert rules().classify(event, retry("busy"))[1] is dies
+
+    def test_an_outcome_can_have_limits_in_place_of_the_streams(self) -> None:
+        busy = retry("busy", limits=Limits(Fixed(0.5), 2))
+        assert rules().classify(make_event(), busy)[0].delay == 0.5
+        assert rules().classify(make_event(attempts=1), busy)[1]
+        assert not rules().classify(make_event(attempts=1, max_attempts=9), busy)[1], "the event's own comes first"
+        assert not rules().classify(make_event(attempts=1), retry("busy", limits=Limits()))[1]
 
     def test_an_attempt_is_not_charged_again_after_the_claim(self) -> None:
         event = make_event(attempts=2)

@@ -17,7 +17,7 @@ import pytest
 
 from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
-from pillarbox.errors import ConfigError, DestinationDown
+from pillarbox.errors import ConfigError, Outage
 from pillarbox.publisher import PUBLISHED, UNTRIED, Publisher
 from pillarbox.publishers import stdout as stdout_module
 from pillarbox.publishers._json_lines import json_line
@@ -212,7 +212,7 @@ class TestStdout:
         await writing.wait()
         await publisher.close()
         assert [await call for call in calls] == [[UNTRIED], [UNTRIED]]
-        with pytest.raises(DestinationDown, match="still blocks"):
+        with pytest.raises(Outage, match="still blocks"):
             await publisher.open()
         go_on.set()
         async with opened(publisher):
@@ -321,9 +321,21 @@ class TestFile:
         assert "No such file" in (outcome.error or "")
 
     @pytest.mark.asyncio
-    @pytest.mark.parametrize("name", ["missing/out.jsonl", "", "file/out.jsonl", "fifo"])
-    async def test_a_wrong_path_does_not_open(self, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("missing/out.jsonl", "No such file or directory; correct the path"),
+            ("", "is not a regular file; name a file"),
+            ("file/out.jsonl", "Not a directory; correct the path"),
+            ("fifo", "is not a regular file; name a file"),
+            ("loop", "symbolic links; correct the path"),
+            ("x" * 300, "File name too long; correct the path"),
+            ("/sys/kernel/uevent_seqnum", "correct the path or its rights"),  # not even root may write to it
+        ],
+    )
+    async def test_a_wrong_path_does_not_open(self, tmp_path: Path, name: str, said: str) -> None:
         (tmp_path / "file").touch()
+        (tmp_path / "loop").symlink_to(tmp_path / "loop")
         os.mkfifo(tmp_path / "fifo")
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=said):
             await FilePublisher(tmp_path / name).open()

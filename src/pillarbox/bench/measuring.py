@@ -12,7 +12,7 @@ from pillarbox.batch import Batch
 from pillarbox.bench.clocks import Clock, DrainObserver, Nowhere, PublishObserver
 from pillarbox.bench.figures import Figures, Scale
 from pillarbox.bench.own_outbox import BenchFailed, Make, own_outbox
-from pillarbox.errors import DestinationDown
+from pillarbox.errors import Outage
 from pillarbox.event import Event, Mode
 from pillarbox.observe import Observer, Observers, observed_publisher
 from pillarbox.outbox import Outbox
@@ -90,7 +90,7 @@ class Events:
 async def _open(publisher: Publisher) -> None:
     try:
         await publisher.open()
-    except DestinationDown as error:
+    except Outage as error:
         raise BenchFailed(str(error).removesuffix("; the relay tries again")) from error
 
 

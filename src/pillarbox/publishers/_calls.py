@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pillarbox.errors import ConfigError, Reject
+from pillarbox.errors import ConfigError, Outage, Reject
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, Outcome, rejected, retry
+from pillarbox.publisher import PUBLISHED, Limits, Outcome, outage, rejected, retry
 from pillarbox.publishers.keyed import Cursor
 
 logger = logging.getLogger("pillarbox.publishers.handlers")
@@ -30,9 +30,10 @@ class Handler:
     function: Callable[[Event], Any]
     is_async: bool
     timeout_seconds: float | None
+    limits: Limits
 
 
-def make_handler(function: Callable[[Event], Any], timeout_seconds: float | None) -> Handler:
+def make_handler(function: Callable[[Event], Any], timeout_seconds: float | None, limits: Limits) -> Handler:
     """The function as a handler; ConfigError when it cannot be called with an event."""
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     if not callable(function):
@@ -47,7 +48,7 @@ def make_handler(function: Callable[[Event], Any], timeout_seconds: float | None
         raise ConfigError(f"handler {name} cannot be called with the event as its only argument: {error}") from error
     except ValueError:  # a built-in without a signature
         pass
-    return Handler(name, function, any(map(inspect.iscoroutinefunction, forms)), timeout_seconds)
+    return Handler(name, function, any(map(inspect.iscoroutinefunction, forms)), timeout_seconds, limits)
 
 
 def checked_timeout(seconds: float | None) -> float | None:
@@ -127,15 +128,16 @@ def _deadline(handler: Handler) -> float | None:
 
 
 def _success(handler: Handler, returned: object) -> Outcome:
-    if returned is None:
+    # A returned value means nothing. An awaitable is work that nobody has done.
+    if not isinstance(returned, Awaitable):
         return PUBLISHED
-    # A forgotten await, or a False that means failure, must not count as success.
+    remedy = "await it in the handler"
     if inspect.iscoroutine(returned):
         returned.close()
-        return retry(f"handler {handler.name} returned a coroutine that nobody awaited; await it, or use `async def`")
-    if isinstance(returned, Awaitable):
-        return retry(f"handler {handler.name} returned {_kind(returned)} that nobody awaited; await it in the handler")
-    return retry(f"handler {handler.name} returned {_kind(returned)}; return None, and raise for a failure")
+        remedy = "await it, or use `async def`"
+    return retry(
+        f"handler {handler.name} returned {_kind(returned)} that nobody awaited; {remedy}", limits=handler.limits
+    )
 
 
 def _failure(handler: Handler, event: Event, error: BaseException) -> Outcome:
@@ -146,11 +148,15 @@ def _failure(handler: Handler, event: Event, error: BaseException) -> Outcome:
     kind = type(error).__name__
     if isinstance(error, Reject):
         return rejected(text or f"handler {handler.name} rejected the event")
+    if isinstance(error, Outage):
+        return outage(text or f"handler {handler.name} reported an outage")
     if isinstance(error, SystemExit):
-        return retry(f"handler {handler.name} raised SystemExit; a handler must not stop the relay")
-    if not isinstance(error, Exception):
-        return retry(f"handler {handler.name} ended with {kind}, though the relay did not cancel it")
-    return retry(f"{kind}: {text}" if text else kind)
+        text = f"handler {handler.name} raised SystemExit; a handler must not stop the relay"
+    elif not isinstance(error, Exception):
+        text = f"handler {handler.name} ended with {kind}, though the relay did not cancel it"
+    else:
+        text = f"{kind}: {text}" if text else kind
+    return retry(text, limits=handler.limits)
 
 
 def _kind(value: object) -> str:

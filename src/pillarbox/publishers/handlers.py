@@ -4,21 +4,40 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 from pillarbox.batch import Batch
 from pillarbox.errors import ConfigError
 from pillarbox.event import Event
-from pillarbox.publisher import UNTRIED, Needs, Outcome, Publisher, PublisherFeatures, outage, rejected, retry
+from pillarbox.hints import hint
+from pillarbox.publisher import (
+    PUBLISHED,
+    UNTRIED,
+    Limits,
+    Needs,
+    Outcome,
+    Publisher,
+    PublisherFeatures,
+    outage,
+    rejected,
+    retry,
+)
 from pillarbox.publishers._calls import Handler, ThreadRun, call_async, checked_timeout, make_handler
+from pillarbox.publishers._reminder import Reminder
 from pillarbox.publishers.keyed import Cursor, KeyedBatch
+from pillarbox.relay.retry import Retry, retry_policy
 from pillarbox.threads import Threads
 
 logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[[Event], Any])
 
+# What happens to an event whose type has no handler.
+Unknown: TypeAlias = Literal["wait", "skip", "reject"]
+
 ALL_OTHERS: Final = "*"
+# A handler may come with the next deployment.
+_UNKNOWN_SECONDS: Final = 30.0
 _DEFAULT_CONCURRENCY: Final = 16
 _LEAST_CALLS: Final = 16
 _CANCEL_SECONDS = 1.0
@@ -27,9 +46,12 @@ _CANCEL_SECONDS = 1.0
 class Handlers(Publisher):
     """A registry of functions and the publisher that calls them.
 
-    An async function runs on the event loop, a plain one in a thread. ``raise Reject(...)`` for an event
-    that can never succeed; any other exception is retried. Success is to return None.
+    An async function runs on the event loop, a plain one in a thread. It succeeds when it returns, with any value.
+    ``raise Reject(...)`` for an event that can never succeed, ``raise Outage(...)`` when something that the handler
+    needs is away; any other exception is retried.
 
+    unknown: an event whose type has no handler waits uncharged and holds its key (``wait``), counts as published
+    (``skip``) or is dead at once (``reject``).
     concurrency: how many handlers run at once; default: as the stream says, 16 without a relay.
     timeout: seconds that one call may take; None: no limit.
     grace_seconds: how long ``close`` waits for running handlers.
@@ -40,17 +62,22 @@ class Handlers(Publisher):
     def __init__(
         self,
         *,
+        unknown: Unknown = "wait",
         concurrency: int | None = None,
         timeout: float | None = 60.0,
         grace_seconds: float = 10.0,
         max_hung: int = 16,
     ) -> None:
+        if unknown not in get_args(Unknown):
+            raise ConfigError(f"unknown={unknown!r}: {hint(str(unknown), get_args(Unknown))}")
         if concurrency is not None and concurrency < 1:
             raise ConfigError(f"concurrency={concurrency}: handlers need at least 1 place to run in")
         if grace_seconds < 0:
             raise ConfigError(f"grace_seconds={grace_seconds}: give 0 or more seconds")
         if max_hung < 1:
             raise ConfigError(f"max_hung={max_hung}: give 1 or more")
+        self._unknown: Unknown = unknown
+        self._reminder = Reminder()
         self._given_concurrency = concurrency
         self._concurrency = concurrency or _DEFAULT_CONCURRENCY
         self._timeout = checked_timeout(timeout)
@@ -62,14 +89,30 @@ class Handlers(Publisher):
         self._stray: set[asyncio.Future[Outcome]] = set()
         self._session: _Session | None = None
 
-    def on(self, *types: str, timeout: float | Literal["default"] | None = "default") -> Callable[[F], F]:
-        """Register the decorated function for these event types; ``"*"``: for all that have no other."""
-        if not types:
-            raise ConfigError('on() names no event type; write on("order.created"), or on("*") for all the others')
+    def on(
+        self,
+        *types: str,
+        timeout: float | Literal["default"] | None = "default",
+        retry: Retry | str | None = None,
+        max_attempts: int | None = None,
+    ) -> Callable[[F], F]:
+        """Register the decorated function for these event types; ``"*"``: for all that have no other.
+
+        timeout: of this function. retry, max_attempts: in place of the stream's; retry is a policy such as
+        ``Fixed(30)``, or a text such as ``fixed:seconds=30``.
+        """
+        if not types or not all(isinstance(type_, str) for type_ in types):
+            raise ConfigError(
+                'on() names no event type; write @handlers.on("order.created"), or @handlers.on("*") for all the others'
+            )
+        if max_attempts is not None and max_attempts < 1:
+            raise ConfigError(f"max_attempts={max_attempts}: give 1 or more, or leave it out for the stream's limit")
         seconds = self._timeout if timeout == "default" else checked_timeout(timeout)
+        policy = None if retry is None else retry_policy(retry, f"handler of {', '.join(types)}")
+        limits = Limits(policy, max_attempts)
 
         def register(function: F) -> F:
-            handler = make_handler(function, seconds)
+            handler = make_handler(function, seconds, limits)
             for type_ in types:
                 self._check_type(type_, handler)
             self._handlers.update(dict.fromkeys(types, handler))
@@ -80,6 +123,7 @@ class Handlers(Publisher):
     def prepared(self, needs: Needs) -> "Handlers":
         """A publisher of the stream's own with the same functions, so that streams do not share places."""
         other = Handlers(
+            unknown=self._unknown,
             concurrency=self._given_concurrency or needs.concurrency,
             timeout=self._timeout,
             grace_seconds=self._grace_seconds,
@@ -90,7 +134,7 @@ class Handlers(Publisher):
 
     @property
     def features(self) -> PublisherFeatures:
-        return PublisherFeatures(calls=max(_LEAST_CALLS, self._concurrency))
+        return PublisherFeatures(calls=max(_LEAST_CALLS, self._concurrency), concurrency=self._given_concurrency)
 
     @property
     def description(self) -> str:
@@ -135,7 +179,7 @@ class Handlers(Publisher):
                     return
                 handler = self._handler_of(event)
                 if handler is None:
-                    cursor.record(_no_handler(event))
+                    cursor.record(self._without_handler(event))
                 elif self._too_many_hang():
                     cursor.record(
                         outage(f"{self.hung} handlers hang past their timeout and cannot be stopped; restart the relay")
@@ -150,6 +194,21 @@ class Handlers(Publisher):
 
     def _too_many_hang(self) -> bool:
         return self.hung >= self._max_hung
+
+    def _without_handler(self, event: Event) -> Outcome:
+        problem = f"no handler for event type {event.type!r}"
+        remedy = f'register one with @handlers.on("{event.type}"), or one for all other types with @handlers.on("*")'
+        extra = {"action": "no_handler", "stream": event.stream, "type": event.type}
+        if self._unknown == "reject":
+            return rejected(f"{problem}; {remedy}")
+        if self._unknown == "skip":
+            logger.debug("%s: event %s is skipped", problem, event.id, extra=extra)
+            return PUBLISHED
+        if self._reminder.is_due(event.type):
+            logger.warning(
+                "%s in stream '%s': its events wait, uncharged; %s", problem, event.stream, remedy, extra=extra
+            )
+        return retry(f"{problem}; {remedy}", charged=False, after_seconds=_UNKNOWN_SECONDS)
 
     async def _on_loop(self, session: "_Session", handler: Handler, event: Event) -> Outcome:
         call = asyncio.create_task(call_async(handler, event), name=f"pillarbox-handler {handler.name}")
@@ -193,13 +252,6 @@ class Handlers(Publisher):
                 logger.warning(
                     "handler %s cannot be stopped and runs on; %d handlers hang", run.handler.name, self.hung
                 )
-
-
-def _no_handler(event: Event) -> Outcome:
-    return rejected(
-        f'no handler for event type {event.type!r}; register one with @handlers.on("{event.type}"), '
-        'or one for all other types with @handlers.on("*")'
-    )
 
 
 class _Session:
@@ -251,7 +303,9 @@ class _Session:
     def unfinished(self, handler: Handler) -> Outcome:
         if self.is_cut:
             return UNTRIED
-        return retry(f"handler {handler.name} did not finish within {handler.timeout_seconds:g} s")
+        return retry(
+            f"handler {handler.name} did not finish within {handler.timeout_seconds:g} s", limits=handler.limits
+        )
 
     async def close(self, grace_seconds: float) -> None:
         self.closing = True

@@ -6,10 +6,10 @@ function that sends one event; KeyedBatch and its cursors are for senders that n
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from pillarbox.errors import ConfigError, DestinationDown, Reject
+from pillarbox.errors import ConfigError, Outage, Reject
 from pillarbox.event import Event
 from pillarbox.publisher import UNTRIED, Outcome, Result, outage, rejected, retry
 
@@ -19,19 +19,21 @@ logger = logging.getLogger(__name__)
 class KeyedBatch:
     """The events of one call by key, and their outcomes in the order of the events.
 
-    All outcomes are untried until a cursor records another one. ``keys`` counts an event without a key as a key.
+    All outcomes are untried until a cursor records another one. After an outage no cursor has an event any more.
+    ``keys`` counts an event without a key as a key.
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
+        self.events = events
         self.outcomes: list[Outcome] = [UNTRIED] * len(events)
-        self._events = events
+        self.is_down = False
         runs = _runs_by_key(events)
         self.keys = len(runs)
-        self._free_runs = iter(runs)
+        self.free_runs = iter(runs)
 
     def cursor(self) -> "Cursor":
         """A new cursor. All cursors of a batch share its keys: each key is taken by one of them."""
-        return Cursor(self._free_runs, self._events, self.outcomes)
+        return Cursor(self)
 
     async def work(self, work: Callable[["Cursor"], Coroutine[Any, Any, None]], *, concurrency: int) -> list[Outcome]:
         """Run ``work`` for up to ``concurrency`` cursors at once, until all have returned."""
@@ -53,26 +55,29 @@ class Cursor:
     new ``event``. The number of cursors is then the number of events on their way.
     """
 
-    def __init__(self, free_runs: Iterator[list[int]], events: Sequence[Event], outcomes: list[Outcome]) -> None:
-        self._free_runs = free_runs
-        self._events = events
-        self._outcomes = outcomes
+    def __init__(self, batch: KeyedBatch) -> None:
+        self._batch = batch
         self._run: list[int] = []
         self._place = 0
 
     @property
     def event(self) -> Event | None:
-        """The event to send now; None when no key is left."""
+        """The event to send now; None when no key is left, or after an outage."""
+        batch = self._batch
+        if batch.is_down:
+            return None
         if self._place == len(self._run):
-            self._run, self._place = next(self._free_runs, []), 0
+            self._run, self._place = next(batch.free_runs, []), 0
             if not self._run:
                 return None
-        return self._events[self._run[self._place]]
+        return batch.events[self._run[self._place]]
 
     def record(self, outcome: Outcome) -> None:
         """The outcome of ``event``. If it was not published, the rest of its key stays untried."""
-        self._outcomes[self._run[self._place]] = outcome
+        self._batch.outcomes[self._run[self._place]] = outcome
         self._place = self._place + 1 if outcome.result is Result.PUBLISHED else len(self._run)
+        if outcome.is_outage:
+            self._batch.is_down = True
 
 
 async def send_by_key(
@@ -80,19 +85,14 @@ async def send_by_key(
 ) -> list[Outcome]:
     """Send each event with ``send``, up to ``concurrency`` at once; one outcome per event, in the same order.
 
-    An exception of ``send`` becomes the event's outcome: DestinationDown an outage, Reject rejected, any other a retry
+    An exception of ``send`` becomes the event's outcome: Outage an outage, Reject rejected, any other a retry
     that names only the exception's class, because its text may contain the payload. After an outage nothing more of the
     call is sent.
     """
-    is_down = False
 
     async def work(cursor: Cursor) -> None:
-        nonlocal is_down
-        while not is_down and (event := cursor.event) is not None:
-            outcome = await _outcome_of(send, event)
-            if outcome.is_outage:
-                is_down = True
-            cursor.record(outcome)
+        while (event := cursor.event) is not None:
+            cursor.record(await _outcome_of(send, event))
 
     return await KeyedBatch(events).work(work, concurrency=concurrency)
 
@@ -100,7 +100,7 @@ async def send_by_key(
 async def _outcome_of(send: Callable[[Event], Awaitable[Outcome]], event: Event) -> Outcome:
     try:
         return await send(event)
-    except DestinationDown as error:
+    except Outage as error:
         return outage(str(error))
     except Reject as error:
         return rejected(str(error))

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from pillarbox.batch import Batch
-from pillarbox.errors import ConfigError, DestinationDown
+from pillarbox.errors import ConfigError, Outage
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, outage
 from pillarbox.publishers._json_lines import json_line
 from pillarbox.threads import Thread
@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 _NEWLINE: Final = ord("\n")
 _PATIENCE_SECONDS = 5.0
-_WRONG_PATH: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+_WRONG_PATH: Final = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
+)
 _REASONS: Final = {
     errno.EPIPE: "the reader of the pipe is gone; start the relay again with a reader",
     errno.ENOSPC: "the disk is full; free some space",
@@ -70,14 +72,14 @@ class _LinePublisher(Publisher):
         try:
             await asyncio.wait_for(asyncio.wrap_future(self._thread.submit(self._prepare)), _PATIENCE_SECONDS)
         except TimeoutError as error:
-            raise DestinationDown(f"{self.description}: an earlier write still blocks; let its reader go on") from error
+            raise Outage(f"{self.description}: an earlier write still blocks; let its reader go on") from error
         except (OSError, ConfigError) as error:
             self._stop_thread()
-            if isinstance(error, _WRONG_PATH):
-                raise ConfigError(f"{self.description}: {error.strerror}; correct the path") from error
-            if isinstance(error, OSError):
-                raise DestinationDown(self._sentence(error)) from error
-            raise
+            if isinstance(error, ConfigError):
+                raise
+            if error.errno in _WRONG_PATH:
+                raise ConfigError(f"{self.description}: {error.strerror}; correct the path or its rights") from error
+            raise Outage(self._sentence(error)) from error
         self._closed = asyncio.get_running_loop().create_future()
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:

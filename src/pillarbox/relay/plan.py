@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, Outcome, Result
+from pillarbox.publisher import PUBLISHED, Limits, Outcome, Result
 from pillarbox.relay.retry import Exponential, Retry
 from pillarbox.relay.stream import OnDead
 from pillarbox.store import PARKED, ClaimResults, Failure, Grant, Hold, HoldMode, KeyRun, Settlement
@@ -33,16 +33,17 @@ class Rules:
         before = event.attempts - charged_before
         attempts = before + 1 if outcome.charged else before
         error = outcome.error or "no reason given"
-        limit = event.max_attempts or self.max_attempts
+        own = outcome.limits or Limits()
+        limit = event.max_attempts or own.max_attempts or self.max_attempts
         if outcome.result is Result.REJECTED or (outcome.charged and attempts >= limit):
             return Failure(event, error, attempts), True
-        delay = max(self._delay(max(1, attempts)), outcome.after_seconds or 0.0)
+        delay = max(self._delay(own.retry or self.retry, max(1, attempts)), outcome.after_seconds or 0.0)
         return Failure(event, error, attempts, min(delay, _LONGEST_SECONDS)), False
 
-    def _delay(self, attempts: int) -> float:
+    def _delay(self, retry: Retry, attempts: int) -> float:
         """The policy's answer. A policy that raises or returns nonsense must not undo a turn that has published."""
         try:
-            delay = float(self.retry(attempts))
+            delay = float(retry(attempts))
         except Exception as error:
             (self.logger or log).error(
                 "the retry policy raised %s; the default one is used",

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
-from pillarbox.errors import ConfigError, DestinationDown, PillarboxError, StoreDown
+from pillarbox.errors import ConfigError, Outage, PillarboxError, StoreDown
 from pillarbox.event import Mode
 from pillarbox.maintenance.service import Service
 from pillarbox.relay.assignment import Assignment
@@ -107,7 +107,7 @@ class StreamRunner:
             try:
                 await self._job.publisher.open()
                 return True
-            except DestinationDown as error:
+            except Outage as error:
                 if not logged:
                     self._log.warning(
                         "stream '%s': %s; trying again every few seconds",

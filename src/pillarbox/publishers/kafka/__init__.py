@@ -2,13 +2,14 @@
 
 import asyncio
 import copy
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
 from pillarbox.batch import Batch
 from pillarbox.envelopes import Envelope, HeaderBuilder, Message, envelope_named, kafka
-from pillarbox.errors import ConfigError, DestinationDown, MissingExtra
+from pillarbox.errors import ConfigError, MissingExtra, Outage
 from pillarbox.event import Event
 from pillarbox.publisher import UNTRIED, Needs, Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.publishers.kafka.settings import OPTIONS, check_properties, parse_url
@@ -35,6 +36,9 @@ _PROMISES: Final = {
     "linger.ms": 50,
     "topic.metadata.propagation.max.ms": 10_000,
 }
+# The setting for events that all have a topic of their own.
+_OWN_TOPICS: Final = "*"
+_TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 # A cluster confirms so many as fast as a few, so a stop need not wait long for them.
 _FIRST_BATCH: Final = 2000
 # The client that asks about topics must not take part in the idempotent protocol.
@@ -53,7 +57,7 @@ class KafkaPublisher(Publisher):
     """Publishes to one Kafka cluster.
 
     servers: ``host:port``, several with commas.
-    topic: for events without one of their own; empty: each must have one.
+    topic: for events without one of their own; ``*``: each has one, and one without waits.
     properties: of librdkafka, passed on; one that would break a promise raises ConfigError.
     envelope: an envelope, one of the names of ``pillarbox.envelopes.ENVELOPES``, or a function Event -> Message.
     headers: the header builder for a named envelope.
@@ -84,6 +88,15 @@ class KafkaPublisher(Publisher):
         self._servers = servers if isinstance(servers, str) else ",".join(servers)
         if not self._servers:
             raise ConfigError("servers='' names no Kafka broker; write for instance servers='localhost:9092'")
+        if not topic:
+            raise ConfigError(
+                "no Kafka topic is given; write for instance topic=orders for events that have no topic of their own, "
+                "or topic=* if every event has one"
+            )
+        if topic != _OWN_TOPICS and not _TOPIC_NAME.fullmatch(topic):
+            raise ConfigError(
+                f"topic={topic!r} is not a name that Kafka takes; use up to 249 letters, digits, '.', '_' and '-'"
+            )
         if producers < 1:
             raise ConfigError(f"producers={producers} leaves nothing to publish with; use 1 or more")
         if stuck_seconds <= 0:
@@ -95,7 +108,7 @@ class KafkaPublisher(Publisher):
             raise ConfigError("headers= goes with a named envelope; give the header builder to your envelope")
         self._message_of = kafka(envelope) if isinstance(envelope, Envelope) else envelope
         given = dict(properties or {})
-        self._topic = topic
+        self._topic = "" if topic == _OWN_TOPICS else topic
         self._producers = producers
         self._strict_keys = strict_keys
         self._stuck_seconds = stuck_seconds
@@ -112,6 +125,7 @@ class KafkaPublisher(Publisher):
     def _start_closed(self) -> None:
         self._free: asyncio.LifoQueue[tuple[Sender, Thread]] = asyncio.LifoQueue()
         self._senders: list[tuple[Sender, Thread]] = []
+        self._topics: Topics | None = None
         self._is_open = False
         self._was_open = False
         self._changing = asyncio.Lock()
@@ -147,7 +161,7 @@ class KafkaPublisher(Publisher):
         async with self._changing:
             if self._is_open:
                 return
-            senders = await asyncio.to_thread(self._connect)
+            senders, self._topics = await asyncio.to_thread(self._connect)
             self._senders = [(sender, Thread(f"pillarbox-kafka-{number}")) for number, sender in enumerate(senders, 1)]
             self._free = asyncio.LifoQueue()
             for pair in self._senders:
@@ -182,8 +196,11 @@ class KafkaPublisher(Publisher):
                 # Ending a producer joins its threads, so it happens in the sender's thread.
                 await asyncio.wrap_future(thread.submit(sender.close))
                 thread.stop()
+            if self._topics is not None:
+                self._topics.close()
+                self._topics = None
 
-    def _connect(self) -> list[Sender]:
+    def _connect(self) -> tuple[list[Sender], Topics]:
         # Only to find wrong properties, also while no broker answers.
         Client(self._producer_config, (0, 0))
         topics = Topics(self._admin_config, self.description)
@@ -192,9 +209,9 @@ class KafkaPublisher(Publisher):
             topics.connect(self._connect_seconds)
             if self._topic:
                 # Before the producers are made: their batch size depends on the topic's limit.
-                there = topics.get([self._topic], lambda: True)[self._topic].problem is None
+                there = topics.get([self._topic])[self._topic].problem is None
         except UnreachableError as error:
-            raise DestinationDown(f"{self.description} cannot be reached: {error}; the relay tries again") from error
+            raise Outage(f"{self.description} cannot be reached: {error}; the relay tries again") from error
         link = Link(self.description)
         senders = [
             Sender(
@@ -211,7 +228,7 @@ class KafkaPublisher(Publisher):
         if there:
             for sender in senders:
                 sender.connect()
-        return senders
+        return senders, topics
 
     async def _deliver(self, sender: Sender, thread: Thread, events: Sequence[Event]) -> list[Outcome]:
         future = asyncio.wrap_future(thread.submit(partial(sender.deliver, events)))

@@ -8,6 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from pillarbox.publishers._reminder import Reminder
 from pillarbox.publishers.kafka.topics import config_error
 
 logger = logging.getLogger("pillarbox.publishers.kafka")
@@ -24,13 +25,27 @@ _client_logger.addFilter(_Expected())
 
 
 class Link:
-    """Logs once that the destination answers no sender, and once that it is back."""
+    """Logs once that the destination answers no sender, and once that it is back. Warns of events that wait."""
 
     def __init__(self, description: str) -> None:
         self.description = description
         self._is_silent = False
         self._confirmed_at = 0.0
         self._lock = threading.Lock()
+        self._reminder = Reminder()
+
+    def waits(self, topic: str, reason: str) -> None:
+        """Events wait because of their topic."""
+        with self._lock:
+            if not self._reminder.is_due(topic):
+                return
+        logger.warning(
+            "%s: events for topic %r wait, uncharged: %s",
+            self.description,
+            topic,
+            reason,
+            extra={"action": "topic_missing", "destination": self.description, "topic": topic},
+        )
 
     def silent(self, seconds: float, reason: str | None) -> None:
         """A sender has waited for so many seconds."""

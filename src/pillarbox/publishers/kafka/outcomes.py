@@ -8,13 +8,13 @@ from confluent_kafka import KafkaError
 from pillarbox.errors import PillarboxError
 from pillarbox.event import Event
 from pillarbox.publisher import Outcome, outage, rejected, retry
-from pillarbox.publishers.kafka.topics import topic_problem
+from pillarbox.publishers.kafka.topics import Problem, topic_problem
 
 logger = logging.getLogger("pillarbox.publishers.kafka")
 
-NO_TOPIC: Final = (
-    "the event has no topic and the publisher no default; give the event a topic, or the publisher one with topic="
-)
+NO_TOPIC: Final = "the event has no topic, and topic='*' gives it none; give events a topic, or the publisher a default"
+# The wait of an event whose topic is missing: as long as the topic has been missing, within these bounds.
+WAIT_SECONDS: Final = (1.0, 30.0)
 
 REFUSED_WITH_ITS_BATCH: Final = frozenset(
     {
@@ -74,9 +74,17 @@ class Outcomes:
             return self.no_access(error.str())
         return retry(f"{self._destination}: {error.str()}", charged=not (error.retriable() or code in _BLAMELESS))
 
-    def topic(self, problem: str, *, own: bool) -> Outcome:
-        # The event is to blame for its own topic. The default topic is a setting, which someone can correct.
-        return rejected(problem) if own else outage(problem)
+    def topic(self, problem: Problem, *, own: bool) -> Outcome:
+        # Someone can create a topic or allow it; no event is to blame. Without the default topic nothing goes on.
+        if not own:
+            return outage(problem.sentence)
+        if problem.is_final:
+            return rejected(problem.sentence)
+        shortest, longest = WAIT_SECONDS
+        return retry(problem.sentence, charged=False, after_seconds=min(longest, max(shortest, problem.seconds)))
+
+    def no_topic(self) -> Outcome:
+        return retry(NO_TOPIC, charged=False, after_seconds=WAIT_SECONDS[1])
 
     def no_access(self, reason: str | None) -> Outcome:
         return outage(f"{self._destination} refuses this client: {reason}; correct its credentials or permissions")

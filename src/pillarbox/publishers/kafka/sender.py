@@ -12,12 +12,11 @@ from confluent_kafka import KafkaError, KafkaException
 
 from pillarbox.envelopes import Message
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, rejected
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Result
 from pillarbox.publishers.kafka.call import Call, Runs, Target
 from pillarbox.publishers.kafka.client import Client, Link
 from pillarbox.publishers.kafka.outcomes import (
     ACCESS_ERRORS,
-    NO_TOPIC,
     PURGED,
     REFUSED_WITH_ITS_BATCH,
     Outcomes,
@@ -137,7 +136,7 @@ class Sender:
         silent_since = time.monotonic()
         while not self.stop.is_set():
             try:
-                topics = self._topics.get({name or self._default_topic for name in names} - {""}, self.stop.is_set)
+                topics = self._topics.get({name or self._default_topic for name in names} - {""})
             except UnreachableError as error:
                 if (seconds := time.monotonic() - silent_since) >= QUIET_SECONDS:
                     self._link.silent(seconds, str(error))
@@ -149,8 +148,12 @@ class Sender:
     def _target(self, name: str, topics: Mapping[str, Topic]) -> Target:
         topic = topics.get(name or self._default_topic)
         if topic is None:
-            return Target("", rejected(NO_TOPIC), False, 0, 0)
-        refusal = self._outcomes.topic(topic.problem, own=bool(name)) if topic.problem else None
+            waiting = self._outcomes.no_topic()
+            self._link.waits("", waiting.error or "")
+            return Target("", waiting, False, 0, 0)
+        refusal = None if topic.problem is None else self._outcomes.topic(topic.problem, own=bool(name))
+        if refusal is not None and refusal.result is Result.RETRY:
+            self._link.waits(name, refusal.error or "")
         # An event that looks too large may fit when compressed: the broker decides.
         limit = 1 << 40 if self._compresses else topic.max_bytes
         roomy = max(limit - HEADROOM_BYTES, limit // 2)

@@ -30,6 +30,7 @@ class QueueWorker:
         self._store: Queue = job.store
         self._stream = job.stream
         self._destination = destination
+        self._concurrency = destination.features.concurrency or job.stream.concurrency
         self._running: dict[asyncio.Task[Sequence[Outcome]], Claim] = {}
         self._done: list[tuple[Claim, Outcome]] = []
         self._lost: set[asyncio.Task[Sequence[Outcome]]] = set()
@@ -98,7 +99,7 @@ class QueueWorker:
         random.shuffle(shards)
         found = False
         for shard in shards:
-            free = self._stream.concurrency - len(self._running)
+            free = self._concurrency - len(self._running)
             if free <= 0 or self._stopped or not breaker.allows(time.monotonic()):
                 break
             found |= await self._claim(shard, 1 if breaker.probing else free)
