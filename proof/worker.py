@@ -120,8 +120,8 @@ def main() -> None:
     limits: dict[str, Any] = {
         "retry": Fixed(0.3),
         "max_attempts": orders.max_attempts,
-        "lease_seconds": orders.lease_seconds,
-        "poll_limit_seconds": 0.5,
+        "lease": orders.lease_seconds,
+        "poll_limit": 0.5,
     }
     streams = [
         Stream(STREAM, to, slots=orders.slots, batch=orders.batch, on_dead=orders.on_dead, **limits),
@@ -131,9 +131,9 @@ def main() -> None:
         store,
         streams,
         observers=[Tracer(log, orders.name, Points())],
-        prune_seconds=orders.prune_seconds,
-        keep_published_seconds=orders.keep_seconds,
-        grace_seconds=10.0,
+        prune_every=orders.prune_seconds,
+        keep_published=orders.keep_seconds,
+        grace=10.0,
     )
     relay.name = orders.name  # the same name in traces and leases; the harness makes it unique
     log.write(Trace(time.monotonic(), orders.name, "start"))

@@ -528,7 +528,7 @@ async def test_closed_and_never_opened(cluster: Cluster, opened: Opened) -> None
 
 
 async def test_a_broker_that_is_away_at_open() -> None:
-    publisher = KafkaPublisher(servers="127.0.0.1:1", connect_seconds=0.5)
+    publisher = KafkaPublisher(servers="127.0.0.1:1", connect_timeout=0.5)
     with pytest.raises(DestinationDown, match=r"kafka 127.0.0.1:1 cannot be reached: .*; the relay tries again"):
         await publisher.open()
     await publisher.close()
@@ -623,7 +623,7 @@ async def test_a_stuck_partition_holds_only_its_keys(own_server: OwnServer, open
     server = own_server(KafkaCluster)
     cluster = Cluster(server)
     topic = cluster.topic(replicas=[[1], [2]], min_insync_replicas=1)
-    publisher = await opened(cluster, topic=topic, stuck_seconds=2)
+    publisher = await opened(cluster, topic=topic, stuck=2)
     assert await publisher.publish(Batch.of(events(20))) == [PUBLISHED] * 20
     stuck = {record.key for record in cluster.read(topic) if record.partition == 1}
     assert 0 < len(stuck) < 10
@@ -741,7 +741,8 @@ async def test_a_property_that_the_client_does_not_know() -> None:
         ("kafka://h?producers=many", "producers='many' in the Kafka URL is not a number"),
         ("kafka://h?producers=0", "producers=0 leaves nothing"),
         ("kafka://h?strict_keys=perhaps", "strict_keys='perhaps'"),
-        ("kafka://h?stuck_seconds=0", "stuck_seconds=0"),
+        ("kafka://h?stuck=0", "stuck is '0'; use 100ms to"),
+        ("kafka://h?connect_timeout=soon", "connect_timeout is 'soon'; use a duration such as"),
         ("kafka://h?acks=1", "acks='1' is refused"),
         ("kafka://h?headers=shop", "'shop' does not name a header builder; write MODULE:ATTRIBUTE"),
         ("kafka://h?headers=pillarbox.envelopes:ENVELOPES", "is not a function from an event to its headers"),

@@ -22,7 +22,7 @@ def stream(**settings: Any) -> Stream:
 def test_the_defaults_are_those_that_the_documentation_names() -> None:
     made = stream()
     assert (made.mode, made.on_dead, made.max_attempts) == (Mode.ORDERED, OnDead.SKIP, 5)
-    assert (made.batch, made.batch_bytes, made.lease_seconds, made.slots) == (2000, 4_000_000, 60.0, None)
+    assert (made.batch, made.batch_bytes, made.lease_seconds, made.slots) == (2000, 4_000_000, 15.0, None)
     assert (made.poll_seconds, made.poll_limit_seconds, made.stuck_seconds) == (0.1, 2.0, 600.0)
 
 
@@ -43,11 +43,14 @@ def test_words_become_what_they_mean() -> None:
         ("batch", 0, "use 1 to 100000"),
         ("batch_bytes", 0, "use 1 to 1073741824"),
         ("max_attempts", 0, "use 1 to 1000000"),
-        ("lease_seconds", 0.01, "use 0.1 to 86400"),
-        ("lease_seconds", float("nan"), "use 0.1 to 86400"),
-        ("poll_seconds", 0, "use 0.001 to 10"),
-        ("poll_limit_seconds", 11, "use 0.001 to 10"),
-        ("stuck_seconds", 0, "use 0.1 to 604800"),
+        ("lease", 0.01, "use 100ms to 24h"),
+        ("lease", float("nan"), "use a duration such as"),
+        ("lease", "15 minutes", "use a duration such as"),
+        ("lease", None, "use a duration such as"),
+        ("lease", True, "use a duration such as"),
+        ("poll", 0, "use 1ms to 10s"),
+        ("poll_limit", "11s", "use 1ms to 10s"),
+        ("stuck", 0, "use 100ms to 7d"),
     ],
 )
 def test_a_wrong_setting_names_itself_its_value_and_the_remedy(setting: str, value: Any, remedy: str) -> None:
@@ -59,8 +62,8 @@ def test_a_wrong_setting_names_itself_its_value_and_the_remedy(setting: str, val
 
 
 def test_two_settings_that_disagree_are_both_named() -> None:
-    with pytest.raises(ConfigError, match=re.escape("poll_limit_seconds (0.5) is below poll_seconds (1)")):
-        stream(poll_seconds=1, poll_limit_seconds=0.5)
+    with pytest.raises(ConfigError, match=re.escape("poll_limit (0.5) is below poll (1)")):
+        stream(poll=1, poll_limit=0.5)
 
 
 def test_a_stream_has_a_name() -> None:

@@ -9,12 +9,9 @@ from pillarbox.cli.destinations import destination
 from pillarbox.cli.parser import command
 from pillarbox.cli.settings import LOG, RELAY, STORE, STREAM, Settings, add_flags
 from pillarbox.errors import ConfigError
-from pillarbox.hints import hint
 from pillarbox.imports import load
-from pillarbox.relay import Exponential, Fixed, Linear, Relay, Stream
-from pillarbox.relay.retry import Retry
+from pillarbox.relay import Relay, Stream
 
-_RETRIES: Final[dict[str, Any]] = {"exponential": Exponential, "fixed": Fixed, "linear": Linear}
 _SHOWN: Final = ("store", "prefix", "schema")
 
 
@@ -75,29 +72,7 @@ def configured(settings: Settings) -> Relay:
 
 
 def stream(name: str, options: Mapping[str, Any]) -> Stream:
-    """The stream of this name, with the texts of its settings turned into objects."""
+    """The stream of this name, with its destination as an object."""
     made = {key: value for key, value in options.items() if key != "headers"}
     made["to"] = destination(name, options["to"], options.get("headers"))
-    if "retry" in options:
-        made["retry"] = retry(options["retry"], name)
     return Stream(name, **made)
-
-
-def retry(text: str, stream: str) -> Retry:
-    """The retry policy that a text like ``fixed:seconds=30`` names, with its arguments."""
-    kind, _, rest = text.partition(":")
-    if kind not in _RETRIES:
-        raise ConfigError(f"stream {stream!r}: retry is {text!r}; {hint(kind, _RETRIES)}")
-    known = _RETRIES[kind].__dataclass_fields__
-    options: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        name, _, value = part.partition("=")
-        if name not in known:
-            raise ConfigError(f"stream {stream!r}: retry {kind} has no {name!r}; {hint(name, known)}")
-        try:
-            options[name] = {"true": True, "false": False}[value] if name == "jitter" else float(value)
-        except (KeyError, ValueError):
-            wanted = "true or false" if name == "jitter" else "a number"
-            raise ConfigError(f"stream {stream!r}: retry {name} is {value!r}; use {wanted}") from None
-    made: Retry = _RETRIES[kind](**options)
-    return made

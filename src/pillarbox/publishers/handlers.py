@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from pillarbox.batch import Batch
+from pillarbox.durations import Duration, seconds_of
 from pillarbox.errors import ConfigError
 from pillarbox.event import Event
 from pillarbox.publisher import UNTRIED, Needs, Outcome, Publisher, PublisherFeatures, outage, rejected, retry
-from pillarbox.publishers._calls import Handler, ThreadRun, call_async, checked_timeout, make_handler
+from pillarbox.publishers._calls import Handler, ThreadRun, call_async, make_handler
 from pillarbox.publishers.keyed import Cursor, KeyedBatch
 from pillarbox.threads import Threads
 
@@ -31,8 +32,8 @@ class Handlers(Publisher):
     that can never succeed; any other exception is retried. Success is to return None.
 
     concurrency: how many handlers run at once; default: as the stream says, 16 without a relay.
-    timeout: seconds that one call may take; None: no limit.
-    grace_seconds: how long ``close`` waits for running handlers.
+    timeout: how long one call may take, such as ``"60s"`` or a number of seconds; None: no limit.
+    grace: how long ``close`` waits for running handlers.
     max_hung: plain functions cannot be stopped; when this many are past their timeout and still running,
     the publisher reports an outage.
     """
@@ -41,20 +42,18 @@ class Handlers(Publisher):
         self,
         *,
         concurrency: int | None = None,
-        timeout: float | None = 60.0,
-        grace_seconds: float = 10.0,
+        timeout: Duration | None = "60s",
+        grace: Duration = "10s",
         max_hung: int = 16,
     ) -> None:
         if concurrency is not None and concurrency < 1:
             raise ConfigError(f"concurrency={concurrency}: handlers need at least 1 place to run in")
-        if grace_seconds < 0:
-            raise ConfigError(f"grace_seconds={grace_seconds}: give 0 or more seconds")
         if max_hung < 1:
             raise ConfigError(f"max_hung={max_hung}: give 1 or more")
         self._given_concurrency = concurrency
         self._concurrency = concurrency or _DEFAULT_CONCURRENCY
-        self._timeout = checked_timeout(timeout)
-        self._grace_seconds = grace_seconds
+        self._timeout_seconds = _timeout_seconds(timeout)
+        self._grace_seconds = seconds_of("grace", grace)
         self._max_hung = max_hung
         self._handlers: dict[str, Handler] = {}
         self._threads = Threads("pillarbox-handler")
@@ -62,11 +61,11 @@ class Handlers(Publisher):
         self._stray: set[asyncio.Future[Outcome]] = set()
         self._session: _Session | None = None
 
-    def on(self, *types: str, timeout: float | Literal["default"] | None = "default") -> Callable[[F], F]:
+    def on(self, *types: str, timeout: Duration | Literal["default"] | None = "default") -> Callable[[F], F]:
         """Register the decorated function for these event types; ``"*"``: for all that have no other."""
         if not types:
             raise ConfigError('on() names no event type; write on("order.created"), or on("*") for all the others')
-        seconds = self._timeout if timeout == "default" else checked_timeout(timeout)
+        seconds = self._timeout_seconds if timeout == "default" else _timeout_seconds(timeout)
 
         def register(function: F) -> F:
             handler = make_handler(function, seconds)
@@ -81,8 +80,8 @@ class Handlers(Publisher):
         """A publisher of the stream's own with the same functions, so that streams do not share places."""
         other = Handlers(
             concurrency=self._given_concurrency or needs.concurrency,
-            timeout=self._timeout,
-            grace_seconds=self._grace_seconds,
+            timeout=self._timeout_seconds,
+            grace=self._grace_seconds,
             max_hung=self._max_hung,
         )
         other._handlers = self._handlers
@@ -193,6 +192,10 @@ class Handlers(Publisher):
                 logger.warning(
                     "handler %s cannot be stopped and runs on; %d handlers hang", run.handler.name, self.hung
                 )
+
+
+def _timeout_seconds(timeout: Duration | None) -> float | None:
+    return None if timeout is None else seconds_of("timeout", timeout, "1ms")
 
 
 def _no_handler(event: Event) -> Outcome:

@@ -8,7 +8,7 @@ from pillarbox.errors import ConfigError
 from pillarbox.hints import hint
 from pillarbox.imports import load_object
 
-OPTIONS: Final = ("topic", "envelope", "headers", "source", "producers", "strict_keys", "stuck_seconds")
+OPTIONS: Final = ("topic", "envelope", "headers", "source", "producers", "strict_keys", "stuck", "connect_timeout")
 # The only librdkafka properties whose names have no dot.
 DOTLESS: Final = ("acks", "retries", "partitioner", "debug")
 
@@ -122,8 +122,6 @@ def _converted(option: str, value: str) -> object:
     try:
         if option == "producers":
             return int(value)
-        if option == "stuck_seconds":
-            return float(value)
     except ValueError:
         raise ConfigError(f"{option}={value!r} in the Kafka URL is not a number; write for instance 4") from None
     if option == "strict_keys":
