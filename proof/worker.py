@@ -19,7 +19,7 @@ from typing import Any
 from pillarbox import Event, Handlers, Reject
 from pillarbox.batch import Batch
 from pillarbox.publisher import Needs, Outcome, Publisher, PublisherFeatures, outage
-from pillarbox.relay import Fixed, Relay, Stream
+from pillarbox.relay import Fixed, OnDead, Relay, Stream
 from pillarbox.urls import store_from_url
 from proof.content import QUEUE, STREAM, fingerprint
 from proof.history import Delivery, Log, Trace
@@ -124,7 +124,7 @@ def main() -> None:
         "poll_limit": 0.5,
     }
     streams = [
-        Stream(STREAM, to, slots=orders.slots, batch=orders.batch, on_dead=orders.on_dead, **limits),
+        Stream(STREAM, to, slots=orders.slots, batch=orders.batch, on_dead=OnDead(orders.on_dead), **limits),
         Stream(QUEUE, queue_to, mode="queue", **limits),
     ]
     relay = Relay(

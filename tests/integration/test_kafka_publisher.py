@@ -21,7 +21,7 @@ from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, Result
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.publishers.kafka import sender as kafka_sender
 from pillarbox.publishers.kafka import topics as kafka_topics
-from pillarbox.relay import Stream
+from pillarbox.relay import OnDead, Stream
 from pillarbox.relay.destination import publisher_of
 from pillarbox.urls import publisher_from_url
 from servers import Kafka, KafkaCluster
@@ -452,7 +452,7 @@ async def test_a_stream_that_holds_keys_gets_strict_keys(cluster: Cluster, waves
     topic = cluster.topic()
     url, shared = f"kafka://{cluster.servers}?topic={topic}", KafkaPublisher(servers=cluster.servers, topic=topic)
     for policy, expected in (("block", [1, 1, 1]), ("park", [1, 1, 1]), ("skip", [3])):
-        publisher = publisher_of(Stream("default", url if by_url else shared, on_dead=policy))
+        publisher = publisher_of(Stream("default", url if by_url else shared, on_dead=OnDead(policy)))
         waves.clear()
         await publisher.open()
         assert await publisher.publish(Batch.of(events(3, key="k"))) == [PUBLISHED] * 3

@@ -73,7 +73,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Setting("batch", int, STREAM, "most events in one turn (2000)"),
         Setting("batch_bytes", int, STREAM, "most bytes in one turn (4000000)"),
         Setting("retry", str, STREAM, "exponential, fixed:30s or linear:step=5s,limit=5m (exponential)"),
-        Setting("max_attempts", int, STREAM, "attempts before an event is dead (5)"),
+        Setting("max_attempts", int, STREAM, "attempts before an event is dead (20)"),
         Setting("on_dead", str, STREAM, "skip, block or park (skip)", choices=("skip", "block", "park")),
         Setting("lease", DURATION, STREAM, "how long a dead worker keeps its shards or events (15s)"),
         Setting("poll", DURATION, STREAM, "interval of polling when idle, at first (100ms)"),
@@ -231,6 +231,8 @@ def _read_file(path: str | None, origin: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{said} cannot be read ({error.strerror}); correct the path, or leave it out") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{name} is not UTF-8 text; save it as such") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply; write [streams.NAME] tables with plain values") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {_lowered(str(error))}; correct that line") from None
 

@@ -27,7 +27,7 @@ class Exponential:
 
     base: Duration = "1s"
     factor: float = 2.0
-    limit: Duration = "5m"
+    limit: Duration = "10m"
     jitter: bool = True
     base_seconds: float = field(init=False, repr=False)
     limit_seconds: float = field(init=False, repr=False)

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from pillarbox.durations import Duration, seconds_of
-from pillarbox.errors import ConfigError
+from pillarbox.errors import ConfigError, InvalidEvent
 from pillarbox.event import Mode
+from pillarbox.limits import check_name
 from pillarbox.publisher import Publisher
 from pillarbox.relay.retry import Retry, retry_of
 
@@ -41,14 +43,14 @@ class Stream:
 
     name: str
     to: Publisher | str
-    mode: Mode | str = Mode.ORDERED
+    mode: Mode | Literal["ordered", "queue"] = Mode.ORDERED
     slots: int | None = None
     concurrency: int = 8
     batch: int = 2000
     batch_bytes: int = 4_000_000
     retry: Retry | str = "exponential"
-    max_attempts: int = 5
-    on_dead: OnDead | str = OnDead.SKIP
+    max_attempts: int = 20
+    on_dead: OnDead | Literal["skip", "block", "park"] = OnDead.SKIP
     lease: Duration = "15s"
     poll: Duration = "100ms"
     poll_limit: Duration = "2s"
@@ -60,6 +62,12 @@ class Stream:
     stuck_seconds: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a stream needs a name; the default one is 'default'")
+        try:
+            check_name("stream", self.name)
+        except InvalidEvent as error:
+            raise ConfigError(f"the name of a stream cannot be used: {error}") from None
         for setting, kind in (("mode", Mode), ("on_dead", OnDead)):
             value = getattr(self, setting)
             try:
@@ -67,8 +75,6 @@ class Stream:
             except ValueError:
                 known = ", ".join(kind)
                 raise ConfigError(f"stream '{self.name}': {setting} is {value!r}; use one of: {known}") from None
-        if not self.name:
-            raise ConfigError("a stream needs a name; the default one is 'default'")
         if not isinstance(self.to, str | Publisher):
             raise ConfigError(
                 f"stream '{self.name}': a {type(self.to).__name__} is no destination; pass a URL, a subclass of "
@@ -82,7 +88,9 @@ class Stream:
             ("max_attempts", 1, 1_000_000),
         ):
             value = getattr(self, setting)
-            if value is not None and not low <= value <= high:
+            if value is None and setting == "slots":
+                continue
+            if type(value) is not int or not low <= value <= high:
                 raise ConfigError(f"stream '{self.name}': {setting} is {value}; use {low} to {high}")
         try:
             object.__setattr__(self, "retry_policy", retry_of(self.retry))
