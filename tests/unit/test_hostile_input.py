@@ -251,6 +251,11 @@ def test_two_dashes_are_a_value(folder: Path, flag: str) -> None:
     assert (code == 0) == (flag in ("--stream=--", "--key=--"))
 
 
+def test_two_dashes_are_an_argument_after_two_dashes(folder: Path) -> None:
+    assert run(["events", "add", "order.created", "--content-type=text/plain", "--", "--"]) == (0, "")
+    assert run(["events", "add", "--", "--", "{}"]) == (0, "")
+
+
 def check(code: int, said: str) -> None:
     assert code in (0, 2, 3), said
     assert "Traceback" not in said
@@ -259,6 +264,9 @@ def check(code: int, said: str) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(command=st.sampled_from(COMMANDS), rest=options)
+@example(["events", "add"], ["", "--", "--"])
+@example(["relay"], ["--", "--"])
+@example(["dead", "replay"], ["--", "--"])
 def test_a_command_line_never_ends_in_a_traceback(folder: Path, command: list[str], rest: list[str]) -> None:
     check(*run([*command, *rest]))
 

@@ -43,9 +43,10 @@ class Parser(argparse.ArgumentParser):
         return chosen, unknown
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        # argparse takes the value of --option=-- for the end of the options, and drops it.
-        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
-            value = self._get_value(action, "--")
+        # argparse takes a value that is -- for the end of the options, and drops it.
+        if action.nargs is None and "--" in arg_strings:
+            (text,) = [each for each in arg_strings if each != "--"] or ["--"]
+            value = self._get_value(action, text)
             self._check_value(action, value)
             return value
         return super()._get_values(action, arg_strings)
