@@ -49,9 +49,7 @@ async def drain(settings: dict[str, Any]) -> dict[str, Any]:
     handled = Handled()
     publisher = _handlers(handled) if settings.get("to") == "handlers" else _kafka(settings)
     stream = Stream("default", to=publisher, slots=settings["slots"], batch=settings["batch"])
-    relay = Relay(
-        _store(settings), [stream], observers=[DrainObserver(clock)], keep_published_seconds=_keep_seconds(settings)
-    )
+    relay = Relay(_store(settings), [stream], observers=[DrainObserver(clock)], keep_published=_keep_seconds(settings))
     service = asyncio.create_task(relay.run())
     await clock.done.wait()
     for _ in range(refills):

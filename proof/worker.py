@@ -19,7 +19,7 @@ from typing import Any
 from pillarbox import Event, Handlers, Reject
 from pillarbox.batch import Batch
 from pillarbox.publisher import Needs, Outcome, Publisher, PublisherFeatures, outage
-from pillarbox.relay import Fixed, Relay, Stream
+from pillarbox.relay import Fixed, OnDead, Relay, Stream
 from pillarbox.urls import store_from_url
 from proof.content import QUEUE, STREAM, fingerprint
 from proof.history import Delivery, Log, Trace
@@ -120,20 +120,20 @@ def main() -> None:
     limits: dict[str, Any] = {
         "retry": Fixed(0.3),
         "max_attempts": orders.max_attempts,
-        "lease_seconds": orders.lease_seconds,
-        "poll_limit_seconds": 0.5,
+        "lease": orders.lease_seconds,
+        "poll_limit": 0.5,
     }
     streams = [
-        Stream(STREAM, to, slots=orders.slots, batch=orders.batch, on_dead=orders.on_dead, **limits),
+        Stream(STREAM, to, slots=orders.slots, batch=orders.batch, on_dead=OnDead(orders.on_dead), **limits),
         Stream(QUEUE, queue_to, mode="queue", **limits),
     ]
     relay = Relay(
         store,
         streams,
         observers=[Tracer(log, orders.name, Points())],
-        prune_seconds=orders.prune_seconds,
-        keep_published_seconds=orders.keep_seconds,
-        grace_seconds=10.0,
+        prune_every=orders.prune_seconds,
+        keep_published=orders.keep_seconds,
+        grace=10.0,
     )
     relay.name = orders.name  # the same name in traces and leases; the harness makes it unique
     log.write(Trace(time.monotonic(), orders.name, "start"))

@@ -64,6 +64,7 @@ def relays(count: int, store: str, kafka: str) -> Iterator[None]:
     # The URL of a database can contain a password, and other users can read arguments in the list of processes.
     environment = os.environ | {"PILLARBOX_STORE": store}
     command = [sys.executable, "-m", "pillarbox", "relay", "--to", f"{kafka}?topic={TOPIC}&envelope=legacy"]
+    command += ["--max-attempts", "3", "--lease", "60s"]
     started = [subprocess.Popen([*command, "--log-level", "warning"], env=environment) for _ in range(count)]
     try:
         yield

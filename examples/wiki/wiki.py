@@ -120,7 +120,7 @@ class Wiki:
         for name, function in (("wiki", self.render), ("search", self.index), ("media", self.recount)):
             handlers = Handlers()
             handlers.on(CREATED)(function)
-            streams.append(Stream(name, to=handlers, mode="queue", concurrency=4))
+            streams.append(Stream(name, to=handlers, mode="queue", concurrency=4, max_attempts=5, lease="60s"))
         return Relay(self.url, streams, checks=[Check("snapshots", self.heads_without_snapshot)])
 
 

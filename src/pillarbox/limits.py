@@ -1,6 +1,7 @@
 """The limits of an event's fields."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -24,29 +25,57 @@ _NAME_LIMITS: Final = {
 _REQUIRED: Final = frozenset({"stream", "tenant", "type", "content_type"})
 _OPTIONAL: Final = _NAME_LIMITS.keys() - _REQUIRED - {"topic"}  # may be none
 _HEADER_BYTES: Final = 32_768
+# MySQL keeps no instant before the year 1000, MongoDB finds no due event before 1971, and asyncpg reads the end of the
+# year 9999 as infinity.
+_OLDEST_YEAR: Final = 1000
+_FIRST_YEAR: Final = 1971
+_LAST_YEAR: Final = 9998
 
 
 def check(event: Event) -> None:
     """Raise InvalidEvent for a field that a store or a destination could not take."""
-    for name, limit in _NAME_LIMITS.items():
+    for name in _NAME_LIMITS:
         value = getattr(event, name)
-        if value is None and name in _OPTIONAL:
-            continue
-        if not isinstance(value, str):
-            raise InvalidEvent(f"{name} is of type {type(value).__name__}; pass text")
-        if not value and name in _REQUIRED:
-            raise InvalidEvent(f"{name} is empty; give it a name")
-        if len(value) > limit:
-            raise InvalidEvent(f"{name} has {len(value)} characters, the limit is {limit}; shorten it")
-        _check_text(name, value)
+        if value is not None or name not in _OPTIONAL:
+            check_name(name, value)
     if not isinstance(event.id, UUID):
         raise InvalidEvent(f"id is of type {type(event.id).__name__}; pass a uuid.UUID")
     for name, least, most in (("max_attempts", 1, 2**31 - 1), ("aggregate_version", -(2**63), 2**63 - 1)):
         number = getattr(event, name)
         if number is not None and (type(number) is not int or not least <= number <= most):
-            raise InvalidEvent(f"{name} is {number!r}; pass a whole number from {least} to {most}")
+            raise InvalidEvent(f"{name} is {_shown(number)}; pass a whole number from {least} to {most}")
+    if not isinstance(event.payload, bytes):
+        raise InvalidEvent(f"the payload of an event is of type {type(event.payload).__name__}; pass bytes")
+    _check_instant("occurred_at", event.occurred_at, _OLDEST_YEAR)
+    if event.available_at is not None:
+        _check_instant("available_at", event.available_at, _FIRST_YEAR)
     if event.headers:
         _check_headers(event.headers)
+
+
+def check_name(name: str, value: Any) -> None:
+    """Raise InvalidEvent for a text that this field of an event cannot have."""
+    if not isinstance(value, str):
+        raise InvalidEvent(f"{name} is of type {type(value).__name__}; pass text")
+    if not value and name in _REQUIRED:
+        raise InvalidEvent(f"{name} is empty; give it a name")
+    if len(value) > _NAME_LIMITS[name]:
+        raise InvalidEvent(f"{name} has {len(value)} characters, the limit is {_NAME_LIMITS[name]}; shorten it")
+    _check_text(name, value)
+
+
+def _check_instant(name: str, instant: Any, first_year: int) -> None:
+    if not isinstance(instant, datetime) or instant.tzinfo is None:
+        raise InvalidEvent(f"{name} is no aware datetime; pass one, for example datetime.now(UTC)")
+    if not first_year <= instant.year <= _LAST_YEAR:
+        raise InvalidEvent(f"{name} is in the year {instant.year}; pass an instant from {first_year} to {_LAST_YEAR}")
+
+
+def _shown(value: Any) -> str:
+    """A number, unless it is too long; of anything else the type."""
+    if value is None or (isinstance(value, int | float) and abs(value) < 10**30):
+        return repr(value)
+    return "a number of more than 30 digits" if isinstance(value, int) else f"of type {type(value).__name__}"
 
 
 def _check_headers(headers: Mapping[Any, Any]) -> None:

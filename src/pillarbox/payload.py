@@ -19,6 +19,7 @@ BYTES: Final = "application/octet-stream"
 MAX_DEPTH: Final = 200
 
 _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_NOT_FINITE: Final = "JSON compliant"  # as in the encoder's own error
 _BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
@@ -39,7 +40,7 @@ def serialise(payload: Any) -> tuple[bytes, str]:
         raise _too_deep() from None
     except (TypeError, ValueError) as error:
         # The encoder's own text may quote the value.
-        if "JSON compliant" in str(error):
+        if _NOT_FINITE in str(error):
             raise InvalidEvent(
                 "the payload contains NaN or infinity, which JSON cannot hold; use null or text"
             ) from None
@@ -81,7 +82,11 @@ def _depth(text: str) -> int:
 def _default(value: Any) -> Any:
     if isinstance(value, datetime | date | time):
         return value.isoformat()
-    if isinstance(value, UUID | Decimal):
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise ValueError(_NOT_FINITE)
+        return str(value)
+    if isinstance(value, UUID):
         return str(value)
     if isinstance(value, Enum):
         return value.value

@@ -92,7 +92,11 @@ def _with_options(kind: Any, what: str, url: str, options: Mapping[str, Any]) ->
 
 
 def _adapter(what: str, group: str, built_in: Mapping[str, str], url: str) -> Any:
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        # The text is not shown: any part of it may be a secret.
+        raise ConfigError(f"the {what} is not a URL; in a password write [ as %5B and ] as %5D") from None
     if scheme in built_in:
         module, _, name = built_in[scheme].partition(":")
         return getattr(import_module(module), name)

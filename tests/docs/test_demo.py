@@ -83,7 +83,7 @@ def demo(tmp_path: Path, demos: list[Demo]) -> Demo:
 
 
 def test_in_a_pipe_it_tells_the_story_and_proves_the_promise(tmp_path: Path, demos: list[Demo]) -> None:
-    demos.append(demo := Demo(tmp_path, "--seconds", "0.5"))
+    demos.append(demo := Demo(tmp_path, "--duration", "500ms"))
     assert demo.end() == (0, "")
     story = ("worker-2 starts", "is killed with SIGKILL", "worker-2 took over", "worker-3 starts", "The shop is closed")
     places = [demo.text.index(words) for words in (*story, "The promise held.")]
@@ -92,7 +92,7 @@ def test_in_a_pipe_it_tells_the_story_and_proves_the_promise(tmp_path: Path, dem
 
 
 def test_json_is_one_document(tmp_path: Path, demos: list[Demo]) -> None:
-    demos.append(demo := Demo(tmp_path, "--seconds", "0.5", "--json"))
+    demos.append(demo := Demo(tmp_path, "--duration", "500ms", "--json"))
     assert demo.end() == (0, "")
     proof = json.loads(demo.text)
     assert proof["holds"] is True
@@ -162,11 +162,10 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, blocks: int) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
-def test_seconds_that_are_none(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["demo", f"--seconds={seconds}"])
-    assert f"'{seconds}'; give more than 0" in capsys.readouterr().err
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "2h"])
+def test_a_wrong_duration_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", f"--duration={text}"]) == 2
+    assert f"--duration is '{text}'; use " in capsys.readouterr().err
 
 
 class InTerminal:
@@ -237,7 +236,7 @@ def in_terminal(tmp_path: Path) -> Iterator[Open]:
 
 
 def test_in_a_narrow_terminal_the_kill_is_seen(in_terminal: Open) -> None:
-    demo = in_terminal(40, "--seconds", "0.5")
+    demo = in_terminal(40, "--duration", "500ms")
     demo.read_until("killed   ·*▒")
     assert not demo.terminal.cursor_shown
     demo.read_until("killed   ·{16}")

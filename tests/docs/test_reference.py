@@ -19,6 +19,7 @@ PUBLIC = (
     "pillarbox.batch",
     "pillarbox.conformance",
     "pillarbox.drivers",
+    "pillarbox.durations",
     "pillarbox.envelopes",
     "pillarbox.errors",
     "pillarbox.maintenance.check",

@@ -95,6 +95,49 @@ def test_500_adds_are_one_statement_after_the_data(engine: Engine) -> None:
     assert len(written(engine)) == 500
 
 
+@pytest.mark.parametrize("way", ["engine", "option", "connection"])
+def test_a_session_that_commits_by_itself_is_refused_before_anything_is_written(
+    engine: Engine, path: str, way: str
+) -> None:
+    options = {"isolation_level": "AUTOCOMMIT"}
+    loose = create_engine(f"sqlite:///{path}", **(options if way == "engine" else {}))
+    bind: Any = loose if way == "engine" else loose.execution_options(**options)
+    if way == "connection":
+        bind = loose.connect().execution_options(**options)
+    with Session(bind) as session:
+        session.add(Order(id=1))
+        with pytest.raises(NotInTransaction, match="isolation_level='AUTOCOMMIT'"):
+            OUTBOX.add(session, "order.created", {})
+        session.rollback()
+    assert (orders(engine), written(engine)) == (0, [])
+    if way == "connection":
+        bind.close()
+    loose.dispose()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", ["engine", "option", "connection"])
+async def test_an_async_session_that_commits_by_itself_is_refused_too(tmp_path: Path, way: str) -> None:
+    options = {"isolation_level": "AUTOCOMMIT"}
+    url = f"sqlite+aiosqlite:///{tmp_path}/shop.db"
+    loose = create_async_engine(url, **(options if way == "engine" else {}))
+    async with loose.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    bind: Any = loose if way == "engine" else loose.execution_options(**options)
+    if way == "connection":
+        bind = await loose.connect()
+        await bind.execution_options(**options)
+    async with AsyncSession(bind) as session:
+        session.add(Order(id=1))
+        with pytest.raises(NotInTransaction, match="isolation_level='AUTOCOMMIT'"):
+            OUTBOX.add(session, "order.created", {})
+        await session.rollback()
+        assert (await session.scalars(select(Order))).all() == []
+    if way == "connection":
+        await bind.close()
+    await loose.dispose()
+
+
 def test_a_savepoint_takes_its_events_with_it(engine: Engine) -> None:
     with Session(engine) as session, session.begin():
         OUTBOX.add(session, "before", {})

@@ -59,12 +59,12 @@ def main() -> None:
         concurrency=order.get("concurrency", 4),
         batch=order.get("batch", 2000),
         max_attempts=order.get("max_attempts", 5),
-        lease_seconds=order.get("lease_seconds", 0.6),
+        lease=order.get("lease", 0.6),
         retry=Fixed(0.0),
-        poll_seconds=0.02,
-        poll_limit_seconds=0.1,
+        poll=0.02,
+        poll_limit=0.1,
     )
-    asyncio.run(Relay(store_from_url(order["url"], prefix=order["prefix"]), [stream], grace_seconds=5.0).run())
+    asyncio.run(Relay(store_from_url(order["url"], prefix=order["prefix"]), [stream], grace=5.0).run())
 
 
 if __name__ == "__main__":

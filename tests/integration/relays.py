@@ -25,7 +25,7 @@ from pillarbox.observe import Observer
 from pillarbox.publisher import PUBLISHED, Outcome, Publisher, PublisherFeatures
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed, Relay, Stream
-from pillarbox.store import Filter, Store
+from pillarbox.store import Filter, Page, Store
 from pillarbox.stores.mongo import MongoStore
 from pillarbox.stores.mysql import MysqlStore
 from pillarbox.stores.postgres import PostgresStore
@@ -83,13 +83,26 @@ def mongo_outbox(url: str) -> MongoOutbox:
     return lambda **options: MongoStore(own, **{"prefix": prefix, "shards": SHARDS, **options})
 
 
+class InAnHour:
+    """What prune needs of a store, an hour from now."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def prune_published(self, keep_seconds: float, limit: int, after: Any = None) -> Page:
+        return await self._store.prune_published(keep_seconds - 3600, limit, after)
+
+    async def prune_dead(self, keep_seconds: float, limit: int) -> int:
+        return await self._store.prune_dead(keep_seconds - 3600, limit)
+
+
 def stream(to: Any, name: str = STREAM, **settings: Any) -> Stream:
     """A stream that looks again soon, and whose leases run out soon when asked for."""
-    return Stream(name, to, **{"poll_seconds": 0.02, "poll_limit_seconds": 0.1, "retry": AT_ONCE, **settings})
+    return Stream(name, to, **{"poll": 0.02, "poll_limit": 0.1, "retry": AT_ONCE, **settings})
 
 
 def relay(store: Store, *streams: Stream, **settings: Any) -> Relay:
-    return Relay(store, streams, **{"grace_seconds": 5.0, **settings})
+    return Relay(store, streams, **{"grace": 5.0, **settings})
 
 
 def key_of(shard: int, *, shards: int = SHARDS) -> str:

@@ -9,7 +9,7 @@ import pytest
 from pillarbox.batch import Batch
 from pillarbox.bench import BenchFailed, Nowhere, Scale, clean, measure, measuring, remains
 from pillarbox.errors import StoreDown
-from pillarbox.event import Event
+from pillarbox.event import Event, Mode
 from pillarbox.publisher import Outcome, outage, rejected
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Stream
@@ -52,7 +52,7 @@ async def migrated(outbox: Outbox) -> Callable[[str], Store]:
 async def test_every_database_is_measured_and_left_as_it_was(outbox: Outbox, mode: str) -> None:
     make = await migrated(outbox)
     to = MemoryPublisher()
-    figures, about = await measure(make, Stream("orders", to, mode=mode), SMALL)
+    figures, about = await measure(make, Stream("orders", to, mode=Mode(mode)), SMALL)
     found = figures.as_dict()
     assert found["drain"]["ratio"]["rounds"]
     assert found["latency"]["commit_to_acknowledgement_ms"].keys() == {"p50", "p95", "p99"}

@@ -93,7 +93,7 @@ def test_an_outbox_is_made_filled_published_and_pruned(pillarbox: Command) -> No
     assert drained.code == 0, drained.err
     assert [json.loads(line)["id"] for line in drained.out.splitlines()] == [str(identity)]
     assert pillarbox("events", "show", str(identity), "--json").json["status"] == "published"
-    assert pillarbox("prune", "--keep", "0", "--json").json == {"published": 1, "dead": 0}
+    assert pillarbox("prune", "--keep-published", "0", "--json").json == {"published": 1, "dead": 0}
     pillarbox("events", "show", str(identity)).failed(3, "there is no event")
     assert "nothing to rescue" in pillarbox("rescue").out
 
@@ -257,7 +257,7 @@ async def test_a_key_is_replayed_in_order_whatever_arrives_meanwhile(
     """More letters than a chunk has; between two chunks an event is written and the relay does all it can."""
     await kill(store, mode, 1200)
     published = MemoryPublisher()
-    stream = Stream("default", to=published, on_dead="park", poll_seconds=0.01, poll_limit_seconds=0.02)
+    stream = Stream("default", to=published, on_dead="park", poll=0.01, poll_limit=0.02)
     async with Relay(store, [stream]) as relay:
         replay = store.replay
 
@@ -280,7 +280,7 @@ async def test_a_key_is_replayed_in_order_whatever_arrives_meanwhile(
 async def test_many_are_replayed_while_a_relay_works(pillarbox: Command, store: Store) -> None:
     events = await kill(store, HoldMode.PARKED, 1200)
     published = MemoryPublisher()
-    stream = Stream("default", to=published, on_dead="park", poll_seconds=0.01, poll_limit_seconds=0.02)
+    stream = Stream("default", to=published, on_dead="park", poll=0.01, poll_limit=0.02)
     async with Relay(store, [stream]):
         ended = await asyncio.to_thread(pillarbox, "dead", "replay", "--stream", "default", "--json")
         assert ended.json == {"replayed": 1200}
@@ -292,7 +292,7 @@ async def test_many_are_replayed_while_a_relay_works(pillarbox: Command, store: 
 async def test_a_relay_serves_the_file_until_sigterm(pillarbox: Command) -> None:
     out = pillarbox.folder / "out.jsonl"
     (pillarbox.folder / "pillarbox.toml").write_text(
-        f"log_format = 'json'\n[streams.default]\nto = 'file://{out}'\npoll_limit_seconds = 0.1\n"
+        f"log_format = 'json'\n[streams.default]\nto = 'file://{out}'\npoll_limit = '100ms'\n"
     )
     with pillarbox.start("relay") as process:
         assert process.stderr is not None

@@ -23,7 +23,7 @@ from tests.integration.relays import until
 pytestmark = pytest.mark.timeout(120)
 kafka_admin: Any = confluent_admin  # its types leave out what it exports
 _numbers = itertools.count(1)
-SMALL = ("bench", "--events", "200", "--rounds", "1", "--seconds", "0.5")
+SMALL = ("bench", "--events", "200", "--rounds", "1", "--duration", "500ms")
 LONG = ("bench", "--events", "1000000")
 
 
@@ -157,7 +157,7 @@ def test_kafka(on_sqlite: Command, kafka: Kafka) -> None:
 
 def test_one_stream_of_several_is_named(on_sqlite: Command) -> None:
     (on_sqlite.folder / "pillarbox.toml").write_text(
-        f"retry = 'fixed:seconds=1'\n[streams.a]\nto = 'file://{on_sqlite.folder}/a.jsonl'\n"
+        f"retry = 'fixed:1'\n[streams.a]\nto = 'file://{on_sqlite.folder}/a.jsonl'\n"
         f"[streams.b]\nto = 'file://{on_sqlite.folder}/b.jsonl'\nslots = 2\n"
     )
     on_sqlite(*SMALL).failed(2, "has 2 streams; choose one with --stream: a, b")
@@ -172,7 +172,7 @@ def test_one_stream_of_several_is_named(on_sqlite: Command) -> None:
         (["--rounds", "0"], 2, "--rounds is 0; use 1 to 100"),
         (["--bytes", "2000000"], 2, "--bytes is 2e+06; use 16 to 1,000,000"),
         (["--rate", "nan"], 2, "--rate is nan"),
-        (["--seconds", "0"], 2, "--seconds is 0; use 0.1 to 3,600"),
+        (["--duration", "0s"], 2, "--duration is '0s'; use 100ms to 1h"),
         (["--events", "many"], 2, "--events"),
         (["--evnets", "9"], 2, "did you mean '--events'?"),
         (["--prefix", "outbox"], 2, "has no option --prefix"),

@@ -73,7 +73,7 @@ def test_handlers_are_named_by_a_flag(shop: Command) -> None:
 
 def test_a_bench_measures_a_publisher_of_ones_own(shop: Command) -> None:
     found = shop(
-        "bench", "--events", "50", "--rounds", "1", "--seconds", "0.2", "--to", "shop:publisher", "--json"
+        "bench", "--events", "50", "--rounds", "1", "--duration", "200ms", "--to", "shop:publisher", "--json"
     ).json
     assert found["destination"] == "a file that shouts"
     assert found["drain"]["floor"]["median"] > 0

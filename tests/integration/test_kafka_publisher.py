@@ -22,7 +22,7 @@ from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, Result
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.publishers.kafka import sender as kafka_sender
 from pillarbox.publishers.kafka import topics as kafka_topics
-from pillarbox.relay import Stream
+from pillarbox.relay import OnDead, Stream
 from pillarbox.relay.destination import publisher_of
 from pillarbox.urls import publisher_from_url
 from servers import Kafka, KafkaCluster
@@ -534,7 +534,7 @@ async def test_a_stream_that_holds_keys_gets_strict_keys(cluster: Cluster, waves
     topic = cluster.topic()
     url, shared = f"kafka://{cluster.servers}?topic={topic}", KafkaPublisher(servers=cluster.servers, topic=topic)
     for policy, expected in (("block", [1, 1, 1]), ("park", [1, 1, 1]), ("skip", [3])):
-        publisher = publisher_of(Stream("default", url if by_url else shared, on_dead=policy))
+        publisher = publisher_of(Stream("default", url if by_url else shared, on_dead=OnDead(policy)))
         waves.clear()
         await publisher.open()
         assert await publisher.publish(Batch.of(events(3, key="k"))) == [PUBLISHED] * 3
@@ -610,7 +610,7 @@ async def test_closed_and_never_opened(cluster: Cluster, opened: Opened) -> None
 
 
 async def test_a_broker_that_is_away_at_open() -> None:
-    publisher = KafkaPublisher(servers="127.0.0.1:1", topic="t", connect_seconds=0.5)
+    publisher = KafkaPublisher(servers="127.0.0.1:1", topic="t", connect_timeout=0.5)
     with pytest.raises(Outage, match=r"kafka 127.0.0.1:1 cannot be reached: .*; the relay tries again"):
         await publisher.open()
     await publisher.close()
@@ -705,7 +705,7 @@ async def test_a_stuck_partition_holds_only_its_keys(own_server: OwnServer, open
     server = own_server(KafkaCluster)
     cluster = Cluster(server)
     topic = cluster.topic(replicas=[[1], [2]], min_insync_replicas=1)
-    publisher = await opened(cluster, topic=topic, stuck_seconds=2)
+    publisher = await opened(cluster, topic=topic, stuck=2)
     assert await publisher.publish(Batch.of(events(20))) == [PUBLISHED] * 20
     stuck = {record.key for record in cluster.read(topic) if record.partition == 1}
     assert 0 < len(stuck) < 10
@@ -836,7 +836,8 @@ async def test_properties_with_which_the_client_cannot_work(properties: dict[str
         ("kafka://h?topic=t&producers=many", "producers='many' in the Kafka URL is not a number"),
         ("kafka://h?topic=t&producers=0", "producers=0 leaves nothing"),
         ("kafka://h?topic=t&strict_keys=perhaps", "strict_keys='perhaps'"),
-        ("kafka://h?topic=t&stuck_seconds=0", "stuck_seconds=0"),
+        ("kafka://h?topic=t&stuck=0", "stuck is '0'; use 100ms to"),
+        ("kafka://h?topic=t&connect_timeout=soon", "connect_timeout is 'soon'; use a duration such as"),
         ("kafka://h?topic=t&acks=1", "acks='1' is refused"),
         ("kafka://h?topic=t&headers=shop", "'shop' does not name a header builder; write MODULE:ATTRIBUTE"),
         ("kafka://h?topic=t&headers=pillarbox.envelopes:ENVELOPES", "is not a function from an event to its headers"),

@@ -138,7 +138,7 @@ async def test_elections_under_load_lose_nothing_and_keep_the_order(
     server, outbox, store = three
     writers = Writers(store, server.url)
     to = MemoryPublisher()
-    async with relay(outbox(), stream(to, batch=5, lease_seconds=3.0)):
+    async with relay(outbox(), stream(to, batch=5, lease=3.0)):
         writing = asyncio.gather(*(writers.write(key, 60) for key in KEYS[:4]))
         await to.wait_for(20)
         old = await asyncio.to_thread(server.primary)
@@ -349,7 +349,7 @@ async def test_a_relay_that_stops_in_a_settle_changes_nothing_when_it_goes_on(
     late = asyncio.create_task(settle(sleeper, Settlement(grant, published=events)))
     await inside.reached()
     to = MemoryPublisher()
-    async with relay(mg(), stream(to, lease_seconds=LEASE)):
+    async with relay(mg(), stream(to, lease=LEASE)):
         await to.wait_for(5)
         await settled(store, {Status.PUBLISHED: 5})
         inside.go.set()

@@ -58,7 +58,7 @@ async def test_an_event_wakes_a_relay_after_each_failure_of_its_change_stream(
     caplog.set_level(logging.INFO, logger="pillarbox.stores.mongo")
     to, own = MemoryPublisher(), mg()
     sleepers = Sleepers(own, monkeypatch)
-    async with relay(own, stream(to, poll_limit_seconds=10)):
+    async with relay(own, stream(to, poll_limit=10)):
         await sleepers.wait()
         await store.add(numbered("k", 1))
         await to.wait_for(1, timeout=SOON)

@@ -119,7 +119,7 @@ async def test_a_take_over_and_the_refused_settle_are_reported(outbox: Outbox, s
     to, first, second = MemoryPublisher(), Count(), Count()
     await store.add(mixed(KEYS, 2))
     to.hold()
-    async with relay(outbox(), stream(to, lease_seconds=60.0), observers=[first]):
+    async with relay(outbox(), stream(to, lease=60.0), observers=[first]):
         await until(lambda: first.in_flight == events)
         # Its leases have run out, and it does not know yet. The other relay takes its share of them.
         await move(store, "lease", "lease_until", -1.0)
@@ -139,7 +139,7 @@ async def test_a_refused_settle_of_claims_is_reported(outbox: Outbox, store: Sto
     to, count = MemoryPublisher(), Count()
     await store.add(numbered(None, 5))
     to.hold()
-    async with relay(outbox(), stream(to, mode="queue", lease_seconds=60.0), observers=[count]):
+    async with relay(outbox(), stream(to, mode="queue", lease=60.0), observers=[count]):
         await to.wait_until_held(5)
         await store.pause(STREAM, "olga")  # nobody claims them again
         await move(store, "event", "lease_until", -1.0)

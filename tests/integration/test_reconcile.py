@@ -21,6 +21,7 @@ from pillarbox.store import Filter, Found, Store
 from tests.integration.relays import (
     STREAM,
     WAIT,
+    InAnHour,
     Shared,
     SqlOutbox,
     by_key,
@@ -189,7 +190,7 @@ async def test_one_that_was_pruned_is_emitted_again(sql: SqlOutbox, store: Store
         await settled(store, {Status.PUBLISHED: 1})
     reconcile = Reconcile(store, check(pages(1)))
     assert (await reconcile.run_once()).published == 1
-    await Prune(store, keep_published_seconds=-1).run_once()
+    await Prune(InAnHour(store), keep_published="30m").run_once()
     assert (await reconcile.run_once()).emitted == 1
 
 
@@ -245,7 +246,7 @@ async def test_relays_publish_in_order_what_was_missing_and_once(sql: SqlOutbox,
         arrived = {each.id for each in list(to.deliveries)}
         yield from (event for event in pages(20) if event.id not in arrived)
 
-    found = check(find, interval_seconds=0.05)
+    found = check(find, every=0.05)
     async with relay(sql(), stream(to), checks=[found]), relay(sql(), stream(to), checks=[found]):
         await to.wait_for(20)
         await settled(store, {Status.PUBLISHED: 20})
@@ -263,7 +264,7 @@ async def test_a_check_that_fails_disturbs_nothing_else(
     async def broken() -> list[Event]:
         raise ZeroDivisionError("a bug")
 
-    checks = [Check("broken", broken, interval_seconds=0.02), check(pages(3), interval_seconds=0.02)]
+    checks = [Check("broken", broken, every=0.02), check(pages(3), every=0.02)]
     async with relay(sql(), stream(to), checks=checks):
         await to.wait_for(3)
         await until(lambda: len(told(caplog, "reconcile_failed")) >= 3)
@@ -332,9 +333,9 @@ async def test_a_stop_gives_up_a_check_that_hangs(
             closed.set()
 
     kept = find()  # held here, so that no garbage collection closes it
-    hanging = check(find_async if is_async else lambda: kept, interval_seconds=0.01)
+    hanging = check(find_async if is_async else lambda: kept, every=0.01)
     async with asyncio.timeout(WAIT):
-        async with relay(sqlite(), stream(MemoryPublisher()), checks=[hanging], grace_seconds=0.05):
+        async with relay(sqlite(), stream(MemoryPublisher()), checks=[hanging], grace=0.05):
             await began.wait()
     assert len(told(caplog, "check_given_up")) == 1
     release.set()

@@ -109,7 +109,7 @@ async def test_a_relay_that_sleeps_past_its_lease_makes_no_disorder(
     stopped = len(ledger(book))
     assert stopped < 400
     to = MemoryPublisher()
-    async with relay(outbox(), stream(to, lease_seconds=LEASE)):
+    async with relay(outbox(), stream(to, lease=LEASE)):
         await settled(store, {Status.PUBLISHED: 400})
         sleeper.send(signal.SIGCONT)
         # It finds out, joins again, and both work.
@@ -160,7 +160,7 @@ async def test_an_event_that_kills_its_relay_is_found_and_dies_alone(
     poison = numbered("poison", 1, type="poison")
     await store.add([*mixed(keys, 10), *poison, *mixed(["poison", *keys], 3, first=11)])
     wanted = {Status.PUBLISHED: 40 + 3 * 5, Status.DEAD: 1}
-    deaths = await crash_until_dead(store, book, processes, wanted, mode=mode, max_attempts=2, lease_seconds=0.5)
+    deaths = await crash_until_dead(store, book, processes, wanted, mode=mode, max_attempts=2, lease=0.5)
     assert 2 <= deaths <= 8
     (letter,) = await store.dead_letters()
     assert letter.event.id == poison[0].id
@@ -182,7 +182,7 @@ async def test_innocent_events_do_not_die_of_their_neighbour(
     poison_key, *keys = [key_of(shard) for shard in range(4)]
     await store.add([*numbered(poison_key, 1, type="poison"), *mixed(keys, 30)])
     wanted = {Status.PUBLISHED: 90, Status.DEAD: 1}
-    await crash_until_dead(store, book, processes, wanted, max_attempts=1, lease_seconds=0.5, seconds_per_event=0.05)
+    await crash_until_dead(store, book, processes, wanted, max_attempts=1, lease=0.5, seconds_per_event=0.05)
     assert ledger_by_key(ledger(book)) == in_order(keys, 30)
 
 
@@ -190,14 +190,14 @@ async def test_a_killed_relay_does_not_stay_behind_as_a_sleeper(
     pg: SqlOutbox, store: SqlStore, tmp_path: Path, processes: list[RelayProcess]
 ) -> None:
     """A sleeper's row makes every writer notify: a worker that is gone must not leave one for ever."""
-    victim = RelayProcess(store, tmp_path / "ledger", lease_seconds=0.5).start()
+    victim = RelayProcess(store, tmp_path / "ledger", lease=0.5).start()
     processes.append(victim)
     asleep = "SELECT worker FROM {sleeper}"
     (dead,) = await eventually(lambda: query(store, asleep), lambda rows: len(rows) == 1)
     victim.send(signal.SIGKILL)
     await victim.ended()
     to = MemoryPublisher()
-    async with relay(pg(), stream(to, lease_seconds=LEASE)):
+    async with relay(pg(), stream(to, lease=LEASE)):
         await store.add(numbered("k", 1))
         await to.wait_for(1)
         await eventually(lambda: query(store, asleep), lambda rows: rows != [] and dead not in rows)

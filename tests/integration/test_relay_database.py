@@ -91,7 +91,7 @@ async def test_a_database_that_hangs_for_a_while_makes_no_copy(own_server: OwnSe
     await store.open()
     to = MemoryPublisher()
     await store.add(mixed(KEYS, 100))
-    async with relay(outbox(), stream(to, batch=10, lease_seconds=0.6)) as running:
+    async with relay(outbox(), stream(to, batch=10, lease=0.6)) as running:
         await to.wait_for(100)
         await asyncio.to_thread(server.pause)
         assert len(to.deliveries) < 800
@@ -229,7 +229,7 @@ async def test_a_settle_whose_reply_is_lost_makes_no_copy(
     to = MemoryPublisher()
     to.fail_next(retry("busy"), key=KEYS[0])
     await store.add(mixed(KEYS, 20))
-    async with relay(own, stream(to, batch=7, max_attempts=2), keep_published_seconds=keep):
+    async with relay(own, stream(to, batch=7, max_attempts=2), keep_published=keep):
         await to.wait_for(160)
         await settled(store, {Status.PUBLISHED: 160} if keep else {})
     assert deaf.lost > 5

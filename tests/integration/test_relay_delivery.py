@@ -117,7 +117,7 @@ async def test_a_scheduled_event_is_published_when_its_time_has_come_and_holds_n
 async def test_published_events_can_be_deleted_at_once(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     await store.add(mixed(["a", "b", "c"], 20))
-    async with relay(outbox(), stream(to), keep_published_seconds=0):
+    async with relay(outbox(), stream(to), keep_published=0):
         await to.wait_for(60)
         await settled(store, {})
     assert by_key(to.deliveries) == in_order(["a", "b", "c"], 20)

@@ -282,7 +282,7 @@ async def test_the_circuit_recovers_when_the_shard_of_its_probe_is_lost(sql: Sql
     to.down()
     keys = [key_of(shard) for shard in range(4)]
     circuit = CircuitState()
-    async with relay(sql(), stream(to, slots=1, lease_seconds=30), observers=[circuit]) as running:
+    async with relay(sql(), stream(to, slots=1, lease=30), observers=[circuit]) as running:
         await until(lambda: worker_of(running) is not None)
         worker = worker_of(running)
         await store.add(mixed(keys, 3))

@@ -175,7 +175,7 @@ async def test_a_broker_that_is_away_at_the_start_is_waited_for(
     topic = Topic(server)
     await asyncio.to_thread(server.kill)
     await store.add(mixed(KEYS, 5))
-    to = KafkaPublisher(servers=server.bootstrap_servers, topic=topic.name, connect_seconds=0.5)
+    to = KafkaPublisher(servers=server.bootstrap_servers, topic=topic.name, connect_timeout=0.5)
     async with relay(pg(), stream(to)):
         await until(lambda: "destination_down" in {getattr(record, "action", None) for record in caplog.records})
         await asyncio.to_thread(server.start)

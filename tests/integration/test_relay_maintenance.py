@@ -20,6 +20,7 @@ from pillarbox.store import Rescued, Store
 from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
     STREAM,
+    InAnHour,
     Outbox,
     SqlOutbox,
     counts,
@@ -50,9 +51,9 @@ async def make_states(outbox: Outbox, store: Store) -> None:
 async def test_only_what_was_published_and_is_old_enough_is_pruned(outbox: Outbox, store: Store) -> None:
     await make_states(outbox, store)
     assert await Prune(store).run_once() == Pruned(0, 0), "nothing is a day old"
-    assert await Prune(store, keep_published_seconds=-1, keep_dead_seconds=3600).run_once() == Pruned(5, 0)
+    assert await Prune(InAnHour(store), keep_published="30m", keep_dead="2h").run_once() == Pruned(5, 0)
     assert await counts(store) == {Status.PENDING: 3, Status.FAILED: 1, Status.HELD: 1, Status.DEAD: 1}
-    assert await Prune(store, keep_published_seconds=-1, keep_dead_seconds=-1).run_once() == Pruned(0, 1)
+    assert await Prune(InAnHour(store), keep_published="30m", keep_dead="30m").run_once() == Pruned(0, 1)
     assert await counts(store) == {Status.PENDING: 3, Status.FAILED: 1, Status.HELD: 1}
 
 
@@ -62,7 +63,7 @@ async def test_prune_goes_through_many_small_batches(outbox: Outbox, store: Stor
     async with relay(outbox(), stream(to)):
         await settled(store, {Status.PUBLISHED: 50})
     await store.add(numbered("c", 10))
-    assert await Prune(store, keep_published_seconds=-1, batch=7).run_once() == Pruned(50, 0)
+    assert await Prune(InAnHour(store), keep_published="30m", batch=7).run_once() == Pruned(50, 0)
     assert await counts(store) == {Status.PENDING: 10}
 
 
@@ -71,8 +72,8 @@ async def test_one_run_of_prune_is_limited(outbox: Outbox, store: Store) -> None
     await store.add(numbered("a", 30))
     async with relay(outbox(), stream(to)):
         await settled(store, {Status.PUBLISHED: 30})
-    assert (await Prune(store, keep_published_seconds=-1, batch=5, limit=10).run_once()).published == 10
-    assert (await Prune(store, keep_published_seconds=-1, batch=5).run_once()).published == 20
+    assert (await Prune(InAnHour(store), keep_published="30m", batch=5, limit=10).run_once()).published == 10
+    assert (await Prune(InAnHour(store), keep_published="30m", batch=5).run_once()).published == 20
 
 
 @pytest.mark.parametrize("policy", ["block", "park"])
@@ -83,14 +84,14 @@ async def test_dead_letters_that_an_operator_needs_are_spared(outbox: Outbox, st
     await store.add([*numbered("k", 1), make_event(key=None, stream=STREAM, type="keyless")])
     async with relay(outbox(), stream(to, on_dead=policy)):
         await settled(store, {Status.DEAD: 2})
-    assert await Prune(store, keep_dead_seconds=-1).run_once() == Pruned(0, 1)
+    assert await Prune(InAnHour(store), keep_dead="30m").run_once() == Pruned(0, 1)
     assert [letter.event.key for letter in await store.dead_letters()] == ["k"]
 
 
 async def test_a_relay_prunes_by_itself(outbox: Outbox, store: Store) -> None:
     to = MemoryPublisher()
     await store.add(numbered("k", 5))
-    async with relay(outbox(), stream(to), keep_published_seconds=0.2, prune_seconds=0.1):
+    async with relay(outbox(), stream(to), keep_published=0.2, prune_every=0.1):
         await to.wait_for(5)
         await settled(store, {})
 
@@ -125,7 +126,7 @@ async def test_a_suspect_dies_of_its_last_crash_alone(outbox: Outbox, store: Sto
 
 async def test_a_relay_rescues_in_an_interval_of_its_own(outbox: Outbox, store: Store) -> None:
     await store.pause(STREAM, "olga")
-    async with relay(outbox(), stream(MemoryPublisher(), mode="queue", lease_seconds=3600), rescue_seconds=0.05):
+    async with relay(outbox(), stream(MemoryPublisher(), mode="queue", lease=3600), rescue_every=0.05):
         await eventually(store.streams, lambda found: [each.workers for each in found] == [1])
         await store.add(numbered(None, 1))
         for shard in range(4):
@@ -162,14 +163,14 @@ async def test_a_relay_warns_of_a_stream_that_nobody_serves(
     async def told() -> bool:
         return any(getattr(record, "action", None) == "unserved" for record in caplog.records)
 
-    async with relay(outbox(), stream(MemoryPublisher()), watch_seconds=0.05):
+    async with relay(outbox(), stream(MemoryPublisher()), watch_every=0.05):
         await eventually(told)
 
 
 async def test_a_service_that_fails_is_tried_again(
     sqlite: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch = Watch(store, interval_seconds=0.01)
+    watch = Watch(store, every=0.01)
     troubles: list[Exception] = [StoreDown("away"), ZeroDivisionError("a bug")]
     done = asyncio.Event()
 
@@ -207,8 +208,8 @@ async def test_all_log_lines_of_a_relay_go_to_its_logger(
     for shard in range(4):
         await store.claim("jobs", shard, "dead", 10, -1.0)
         await store.take(STREAM, "dead", 1, -1.0)
-    settings: dict[str, Any] = {"keep_published_seconds": 0.05, "prune_seconds": 0.05, "watch_seconds": 0.05}
-    checks = [Check("pages", hopeless, interval_seconds=0.05)]
+    settings: dict[str, Any] = {"keep_published": 0.05, "prune_every": 0.05, "watch_every": 0.05}
+    checks = [Check("pages", hopeless, every=0.05)]
     streams = stream(to, retry=broken), stream(to, "jobs", mode="queue")
     wanted = {"started", "circuit_opened", "circuit_closed", "retry_policy_failed", "unserved", "pruned", "rescued"}
     wanted |= {"reconcile_failed", "stopped"}
@@ -224,5 +225,5 @@ async def test_all_log_lines_of_a_relay_go_to_its_logger(
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 async def test_an_interval_must_be_above_zero(sqlite: SqlOutbox, store: SqlStore, seconds: float) -> None:
-    with pytest.raises(ConfigError, match="prune: interval_seconds is"):
-        Prune(store, interval_seconds=seconds)
+    with pytest.raises(ConfigError, match="prune: every is"):
+        Prune(store, every=seconds)

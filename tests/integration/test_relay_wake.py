@@ -92,7 +92,7 @@ async def test_a_relay_that_does_not_ask_is_not_woken(
         return wait(pace)
 
     monkeypatch.setattr(Pace, "wait", noted)
-    async with relay(own, stream(to, poll_limit_seconds=1.0)):
+    async with relay(own, stream(to, poll_limit=1.0)):
         await until(lambda: paces and paces[-1].drowsy)
         assert await query(store, ASLEEP) == []
         before = polls.count
@@ -118,7 +118,7 @@ async def test_one_stream_that_is_written_to_does_not_wake_another(
         await real_open(note)
 
     monkeypatch.setattr(own, "open", open_noting)
-    async with relay(own, stream(to, poll_limit_seconds=10), stream(other, "quiet", poll_limit_seconds=10)):
+    async with relay(own, stream(to, poll_limit=10), stream(other, "quiet", poll_limit=10)):
         await asleep(store, STREAM, "quiet")
         await store.add(numbered("k", 1))
         await to.wait_for(1)
@@ -134,7 +134,7 @@ async def test_a_relay_whose_listening_connection_is_cut_listens_again(pg: SqlOu
     to = MemoryPublisher()
     channel = probe_of(store).tables["channel"]
     listening = f"SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%{channel}%'"
-    async with relay(pg(), stream(to, poll_limit_seconds=10)):
+    async with relay(pg(), stream(to, poll_limit=10)):
         await asleep(store, STREAM)
         ((first,),) = await eventually(lambda: query(store, listening), lambda rows: len(rows) == 1)
         await probe_of(store).run(f"SELECT pg_terminate_backend({first})")

@@ -169,7 +169,7 @@ async def test_a_turn_that_waits_for_the_destination_does_not_call_it_once_it_is
     keys = [key_of(0), key_of(1)]
     await store.add(mixed(keys, 2))
     to.hold()
-    running = relay(own, stream(to, slots=2), grace_seconds=0.05)
+    running = relay(own, stream(to, slots=2), grace=0.05)
     await running.start()
     await to.wait_until_held()
     await until(lambda: read == {0, 1})
@@ -200,7 +200,7 @@ async def test_a_stop_takes_back_what_hangs(outbox: Outbox, store: Store) -> Non
     to = MemoryPublisher()
     await store.add(numbered("k", 5))
     to.hold()
-    running = relay(outbox(), stream(to), grace_seconds=0.05)
+    running = relay(outbox(), stream(to), grace=0.05)
     await running.start()
     await to.wait_until_held()
     await running.stop()
@@ -225,7 +225,7 @@ async def test_an_owner_whose_suspect_is_settled_did_not_die_of_it(
         await store.note_suspect(grant, event.id)
     if noted == "settled":
         await settle(store, Settlement(grant, published=[event]))
-    async with relay(outbox(), stream(MemoryPublisher(), lease_seconds=60)):
+    async with relay(outbox(), stream(MemoryPublisher(), lease=60)):
         await eventually(lambda: owners(store), lambda found: list(found.values()) == [4] and "ghost" not in str(found))
     (heir, *_) = await store.take(STREAM, "heir", 4, 60)
     assert (heir.shard, heir.crashes) == (0, left)
@@ -249,7 +249,7 @@ async def test_a_cautious_owner_settles_what_was_published_beside_a_failure(
         await note(grant, event_id)
 
     monkeypatch.setattr(mine, "note_suspect", note_suspect)
-    async with relay(mine, stream(to, lease_seconds=60)):
+    async with relay(mine, stream(to, lease=60)):
         await settled(store, {Status.PUBLISHED: 4})
     assert refused == 1
     assert copies(to.deliveries) == 0
@@ -282,12 +282,12 @@ async def test_a_stop_leaves_behind_what_never_ends_and_another_takes_over(
     wedged, to = Wedged(), MemoryPublisher()
     await store.add(numbered("k", 5))
     wedged.hold()
-    running = relay(outbox(), stream(wedged, mode=mode, lease_seconds=LEASE), grace_seconds=0.05)
+    running = relay(outbox(), stream(wedged, mode=mode, lease=LEASE), grace=0.05)
     await running.start()
     await wedged.wait_until_held()
     await asyncio.wait_for(running.stop(), 30)
     assert "left_behind" in {getattr(record, "action", None) for record in caplog.records}
-    async with relay(outbox(), stream(to, mode=mode, lease_seconds=LEASE)):
+    async with relay(outbox(), stream(to, mode=mode, lease=LEASE)):
         await to.wait_for(5)
         await settled(store, {Status.PUBLISHED: 5})
     assert not wedged.deliveries
@@ -302,12 +302,12 @@ async def test_a_worker_that_is_cut_off_is_taken_over_and_changes_nothing_when_i
     await store.add(mixed(keys, 5))
     lost = outbox()
     gone.hold()
-    victim = relay(lost, stream(gone, lease_seconds=LEASE))
+    victim = relay(lost, stream(gone, lease=LEASE))
     await victim.start()
     await gone.wait_until_held(4)
     with pytest.MonkeyPatch.context() as patch:
         cut(lost, patch)
-        other = relay(outbox(), stream(heir, lease_seconds=LEASE))
+        other = relay(outbox(), stream(heir, lease=LEASE))
         async with other:
             await heir.wait_for(20)
             await store.add(mixed(keys, 5, first=6))
@@ -336,7 +336,7 @@ async def test_nothing_is_published_when_the_lease_is_in_doubt(outbox: Outbox, s
         raise StoreDown("the renewal does not get through")
 
     with pytest.MonkeyPatch.context() as patch:
-        running = relay(own, stream(to, lease_seconds=LEASE))
+        running = relay(own, stream(to, lease=LEASE))
         async with running:
             await store.add(numbered("k", 1))
             await to.wait_for(1)
@@ -363,7 +363,7 @@ async def test_a_turn_checks_its_lease_after_it_waited_for_the_destination(sqlit
     to.hold()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(own, "renew", no_renewal)
-        running = relay(own, stream(to, slots=2, lease_seconds=LEASE))
+        running = relay(own, stream(to, slots=2, lease=LEASE))
         async with running:
             await to.wait_until_held(1)
             await until(lambda: read == {0, 1})
@@ -397,7 +397,7 @@ async def test_a_take_whose_second_half_fails_leaves_no_shard_without_owner(
     to = MemoryPublisher()
     keys = [key_of(shard) for shard in range(4)]
     await store.add(mixed(keys, 2))
-    async with relay(own, stream(to, lease_seconds=60)):
+    async with relay(own, stream(to, lease=60)):
         await to.wait_for(8)
     assert by_key(to.deliveries) == in_order(keys, 2)
 

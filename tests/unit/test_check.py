@@ -301,8 +301,8 @@ async def test_it_ends_between_two_events(is_async: bool) -> None:
         ({"name": None}, "name is None"),
         ({"find": EVENTS}, "check 'pages': find is a list"),
         ({"find": lambda session: []}, "without arguments: missing a required argument: 'session'"),
-        ({"interval_seconds": 0}, "interval_seconds is 0"),
-        ({"interval_seconds": float("nan")}, "interval_seconds is nan"),
+        ({"every": 0}, "every is 0; use 1ms to"),
+        ({"every": float("nan")}, "every is nan; use a duration"),
         ({"limit": 0}, "limit is 0"),
     ],
 )
@@ -316,7 +316,7 @@ def test_a_check_that_cannot_work_is_refused(options: dict[str, Any], said: str)
     [
         ({"checks": [Check("a", generator), Check("a", plain_list)]}, "check 'a' is named twice"),
         ({"checks": [generator]}, "checks holds a function"),
-        ({"checks": [Check("a", generator)], "keep_published_seconds": 0}, "keep_published_seconds is 0"),
+        ({"checks": [Check("a", generator)], "keep_published": 0}, "keep_published is 0"),
     ],
 )
 def test_a_relay_refuses_checks_that_cannot_work(options: dict[str, Any], said: str) -> None:

@@ -13,9 +13,8 @@ from pillarbox.cli.relay import configured
 from pillarbox.cli.session import make_store
 from pillarbox.cli.settings import RELAY, SETTINGS, STREAM, Settings
 from pillarbox.errors import ConfigError
-from pillarbox.operations import instant, seconds
-from pillarbox.relay import Exponential, Fixed, Linear, Relay, Stream
-from pillarbox.relay.retry import retry_policy
+from pillarbox.operations import instant
+from pillarbox.relay import Relay, Stream
 
 
 @pytest.fixture(autouse=True)
@@ -84,13 +83,17 @@ def test_what_others_put_into_the_environment_is_left_alone() -> None:
         ("batch = 'many'", {}, {}, "'batch' in pillarbox.toml is a str 'many'; use a whole number"),
         ("batch = true", {}, {}, "is a bool True; use a whole number"),
         ("wake_up = 1", {}, {}, "use true or false"),
-        ("grace_seconds = -1", {}, {}, "is -1.0; use 0 or more"),
+        ("grace = -1", {}, {}, "'grace' in pillarbox.toml is -1; use 0 to"),
+        ("grace = true", {}, {}, "'grace' in pillarbox.toml is True; use a duration such as"),
+        ("grace = [1]", {}, {}, "'grace' in pillarbox.toml is of type list; use a duration such as"),
+        ("[streams.a]\nlease = '15 s'", {}, {}, "'lease' of [streams.a] in pillarbox.toml is '15 s'; use a duration"),
+        ("", {"PILLARBOX_LEASE": "15x"}, {}, "PILLARBOX_LEASE is '15x'; use a duration such as"),
         ("batch = ", {}, {}, "pillarbox.toml is not TOML: invalid value (at"),
         ("", {"PILLARBOX_STROE": "x"}, {}, "PILLARBOX_STROE; did you mean 'PILLARBOX_STORE'?"),
         ("", {"PILLARBOX_BATCH": "many"}, {}, "PILLARBOX_BATCH is 'many'; use a whole number"),
         ("", {"PILLARBOX_CONFIG": "gone.toml"}, {}, "PILLARBOX_CONFIG names gone.toml, which cannot be read"),
         ("", {}, {"log_level": "inof"}, "--log-level is 'inof'; did you mean 'info'?"),
-        ("", {}, {"grace_seconds": "nan"}, "--grace-seconds is nan; use 0 or more"),
+        ("", {}, {"grace": "nan"}, "--grace is 'nan'; use a duration such as"),
     ],
 )
 def test_a_mistake_names_itself_and_the_remedy(
@@ -134,41 +137,15 @@ def test_a_relay_that_cannot_be_made_says_what_is_missing(flags: dict[str, Any],
 def test_a_relay_is_made_of_all_sources() -> None:
     toml = """
 store = 'memory:'
-grace_seconds = 3
+grace = '3s'
 [streams.mail]
 to = 'stdout:'
 mode = 'queue'
-retry = 'fixed:seconds=3'
+retry = 'fixed:3s'
 """
     made = configured(settings(toml, name="relay"))
     assert made.name.startswith("relay-")
     assert made.store.description == "sqlite :memory:"
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("exponential", Exponential()),
-        ("exponential:base_seconds=2,jitter=false", Exponential(base_seconds=2.0, jitter=False)),
-        ("fixed:seconds=30", Fixed(30.0)),
-        ("linear:step_seconds=1,limit_seconds=9", Linear(1.0, 9.0)),
-    ],
-)
-def test_a_retry_is_told_as_text(text: str, wanted: Any) -> None:
-    assert retry_policy(text, "stream 'default'") == wanted
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"), [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400), ("7d", 604_800), ("1w", 604_800)]
-)
-def test_durations(text: str, wanted: float) -> None:
-    assert seconds(text, "--keep") == wanted
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-5", "5x", "nan"])
-def test_a_wrong_duration_is_told(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--keep is .*; use a duration such as"):
-        seconds(text, "--keep")
 
 
 def test_instants_are_told_or_counted_from_now() -> None:

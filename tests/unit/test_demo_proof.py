@@ -62,5 +62,5 @@ def test_a_run_with_a_delivery_missing_exits_with_1(
 ) -> None:
     whole = Window.deliveries
     monkeypatch.setattr(Window, "deliveries", lambda window: whole(window)[:-1])
-    assert main(["demo", "--seconds", "0.1", *flags]) == 1
+    assert main(["demo", "--duration", "100ms", *flags]) == 1
     assert ('"lost": 1' if flags else "lost 1") in capsys.readouterr().out

@@ -111,8 +111,8 @@ class TestRegistry:
         ("limits", "said"),
         [
             ({"max_attempts": 0}, "max_attempts=0: give 1 or more"),
-            ({"retry": 5}, "handler of a, b: retry is 5; pass Exponential"),
-            ({"retry": "fixt:seconds=3"}, r"handler of a, b: retry is 'fixt:seconds=3'; did you mean 'fixed'\?"),
+            ({"retry": 5}, r'retry is of type int; pass a policy such as Fixed\("30s"\)'),
+            ({"retry": "fixt:3s"}, r"retry is 'fixt:3s'; did you mean 'fixed'\?"),
         ],
     )
     def test_a_wrong_limit_of_a_handler_is_refused(self, limits: dict[str, Any], said: str) -> None:
@@ -121,14 +121,14 @@ class TestRegistry:
 
     @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
     def test_a_timeout_is_positive(self, timeout: float) -> None:
-        with pytest.raises(ConfigError, match="timeout="):
+        with pytest.raises(ConfigError, match="timeout is"):
             Handlers(timeout=timeout)
-        with pytest.raises(ConfigError, match="timeout="):
+        with pytest.raises(ConfigError, match="timeout is"):
             Handlers().on("a", timeout=timeout)
 
-    @pytest.mark.parametrize("setting", ["concurrency", "max_hung", "grace_seconds"])
+    @pytest.mark.parametrize("setting", ["concurrency", "max_hung", "grace"])
     def test_a_wrong_setting_names_itself(self, setting: str) -> None:
-        with pytest.raises(ConfigError, match=f"{setting}=-1"):
+        with pytest.raises(ConfigError, match=f"{setting}(=| is )-1"):
             Handlers(**{setting: -1})  # type: ignore[arg-type]
 
     def test_what_cannot_be_a_handler_is_refused(self) -> None:
@@ -332,7 +332,7 @@ class TestOutcomes:
         assert len(called) == 1
 
     @pytest.mark.asyncio
-    @pytest.mark.parametrize("retry", [Fixed(30.0), "fixed:seconds=30"])
+    @pytest.mark.parametrize("retry", [Fixed(30.0), "fixed:30s"])
     async def test_the_limits_of_a_handler_go_with_its_failure(self, kind: Any, retry: Any) -> None:
         handlers = Handlers()
         handlers.on("a", retry=retry, max_attempts=3)(kind(raising(ValueError("boom"))))
@@ -590,7 +590,7 @@ class TestClosing:
                 cancelled.set()
                 raise
 
-        async with opened(handler, grace_seconds=0) as handlers:
+        async with opened(handler, grace=0) as handlers:
             call = asyncio.create_task(handlers.publish(Batch.of([make_event()])))
             await started.wait()
             await handlers.close()
@@ -605,7 +605,7 @@ class TestClosing:
             loop.call_soon_threadsafe(started.set)
             gate.wait(30)
 
-        async with opened(handler, grace_seconds=0) as handlers:
+        async with opened(handler, grace=0) as handlers:
             call = asyncio.create_task(handlers.publish(Batch.of([make_event()])))
             await started.wait()
             await handlers.close()

@@ -3,13 +3,16 @@
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
+from bson import ObjectId
 
 from pillarbox import InvalidEvent, Outbox, Status
 from pillarbox.errors import ConfigError, DuplicateEvent, NotInTransaction, SchemaError
@@ -17,6 +20,27 @@ from pillarbox.ids import uuid7
 from pillarbox.stores.sqlite import SqliteStore
 
 outbox = Outbox()
+
+
+class Hostile:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Far(tzinfo):
+    def utcoffset(self, instant: datetime | None) -> timedelta:
+        return timedelta(hours=30)
+
+    dst = utcoffset
+
+    def tzname(self, instant: datetime | None) -> str:
+        return "far"
+
+
+class Colour(Enum):
+    RED = 1
 
 
 def test_defaults() -> None:
@@ -79,11 +103,64 @@ def test_instants_are_utc() -> None:
         ({"tenant": None}, "tenant is of type NoneType"),
         ({"id": "x"}, "id is of type str"),
         ({"id": ""}, "id is of type str"),
+        ({"key": object()}, "key is of type object; pass text, a whole number or a UUID"),
+        ({"key": Hostile()}, "key is of type Hostile"),
+        ({"key": b"x"}, "key is of type bytes"),
+        ({"key": True}, "key is of type bool"),
+        ({"key": 1.5}, "key is of type float"),
+        ({"key": 10**5000}, "key is of type int"),
+        ({"aggregate_id": Hostile()}, "aggregate_id is of type Hostile"),
+        ({"tenant": ["acme"]}, "tenant is of type list"),
+        ({"content_type": []}, "content_type is of type list"),
+        ({"content_type": ""}, "content_type is empty"),
+        ({"max_attempts": Hostile()}, "max_attempts is of type Hostile"),
+        ({"max_attempts": 10**5000}, "max_attempts is a number of more than 30 digits"),
+        ({"occurred_at": datetime(2026, 1, 1, tzinfo=Far())}, "occurred_at has a wrong time zone"),
+        ({"occurred_at": datetime(999, 12, 31, tzinfo=UTC)}, "occurred_at is in the year 999; pass .* 1000 to 9998"),
+        ({"occurred_at": datetime(9999, 1, 1, tzinfo=UTC)}, "occurred_at is in the year 9999"),
+        ({"available_at": datetime(1970, 1, 1, tzinfo=UTC)}, "available_at is in the year 1970; pass .* 1971 to 9998"),
+        ({"available_at": datetime(1960, 1, 1, tzinfo=UTC)}, "available_at is in the year 1960"),
     ],
 )
 def test_refused(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidEvent, match=named):
         outbox.event(fields.pop("type", "order.created"), {}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("a", "a"),
+        (-7, "-7"),
+        (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
+        (Colour.RED, "1"),
+        (ObjectId("0" * 24), "0" * 24),
+        (None, None),
+    ],
+)
+def test_a_key_is_of_a_type_with_one_text_for_each_value(key: object, text: str | None) -> None:
+    assert outbox.event("t", {}, key=key).key == text
+
+
+@pytest.mark.parametrize("text", ["NaN", "-sNaN", "Infinity", "-Infinity"])
+def test_a_decimal_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(InvalidEvent, match="contains NaN or infinity"):
+        outbox.event("t", {"price": Decimal(text)})
+    assert outbox.event("t", {"price": Decimal("1.10")}).payload == b'{"price":"1.10"}'
+
+
+@pytest.mark.parametrize("id", [{"$ne": None}, None, 7, "", "x", b"x" * 16, ["a"], Hostile()])
+def test_only_an_id_can_exist(connection: sqlite3.Connection, id: Any) -> None:
+    with pytest.raises(InvalidEvent, match="this is not an event's id"):
+        outbox.exists(connection, id)
+    with pytest.raises(InvalidEvent, match="stream is of type dict"):
+        outbox.exists(connection, uuid4(), {"$ne": None})  # type: ignore[arg-type]
+
+
+def test_an_id_may_be_given_as_text(connection: sqlite3.Connection) -> None:
+    event = outbox.add(connection, "t", {})
+    assert outbox.exists(connection, str(event.id))
+    assert not outbox.exists(connection, str(uuid4()))
 
 
 def test_payload_limit_is_exact() -> None:
@@ -184,7 +261,7 @@ def test_events_from_a_generator(connection: sqlite3.Connection) -> None:
 
 
 def test_an_early_instant_is_text_that_can_be_read(connection: sqlite3.Connection) -> None:
-    early = datetime(1, 2, 3, tzinfo=UTC)
+    early = datetime(1000, 2, 3, tzinfo=UTC)
     outbox.add(connection, "t", {}, occurred_at=early)
     (text,) = connection.execute("SELECT occurred_at FROM outbox_event").fetchone()
     assert datetime.fromisoformat(f"{text}+00:00") == early

@@ -9,7 +9,7 @@ seconds = st.floats(0, 1e6, allow_nan=False)
 
 
 def test_exponential_doubles_up_to_its_limit() -> None:
-    policy = Exponential(base_seconds=1, factor=2, limit_seconds=10, jitter=False)
+    policy = Exponential(base=1, factor=2, limit=10, jitter=False)
     assert [policy(attempts) for attempts in range(1, 7)] == [1, 2, 4, 8, 10, 10]
 
 
@@ -22,7 +22,7 @@ def test_exponential_never_passes_its_limit(
 
 
 def test_jitter_is_full() -> None:
-    policy = Exponential(base_seconds=8, factor=2, limit_seconds=300)
+    policy = Exponential(base=8, factor=2, limit=300)
     delays = [policy(2) for _ in range(2000)]
     assert min(delays) < 1
     assert max(delays) > 15
@@ -35,7 +35,7 @@ def test_fixed_is_always_the_same(delay: float, attempts: int) -> None:
 
 
 def test_linear_grows_by_its_step_up_to_its_limit() -> None:
-    policy = Linear(step_seconds=5, limit_seconds=12)
+    policy = Linear(step=5, limit=12)
     assert [policy(attempts) for attempts in (1, 2, 3, 1_000_000)] == [5, 10, 12, 12]
 
 
@@ -43,14 +43,14 @@ def test_linear_grows_by_its_step_up_to_its_limit() -> None:
 @pytest.mark.parametrize(
     ("policy", "setting"),
     [
-        (Exponential, "base_seconds"),
+        (Exponential, "base"),
         (Exponential, "factor"),
-        (Exponential, "limit_seconds"),
-        (Fixed, "seconds"),
-        (Linear, "step_seconds"),
-        (Linear, "limit_seconds"),
+        (Exponential, "limit"),
+        (Fixed, "wait"),
+        (Linear, "step"),
+        (Linear, "limit"),
     ],
 )
 def test_a_wrong_setting_names_itself(policy: type, setting: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"{setting} is {value}; use a number"):
+    with pytest.raises(ConfigError, match=rf"retry {setting} is {value}; use "):
         policy(**{setting: value})

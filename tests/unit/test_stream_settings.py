@@ -3,6 +3,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import mypy.api
 import pytest
 
 from pillarbox import maintenance as maintenance_package
@@ -11,7 +12,7 @@ from pillarbox.errors import ConfigError
 from pillarbox.event import Mode
 from pillarbox.publisher import Needs, PublisherFeatures
 from pillarbox.publishers.memory import MemoryPublisher
-from pillarbox.relay import OnDead, Relay, Stream
+from pillarbox.relay import Exponential, Fixed, OnDead, Relay, Stream
 from pillarbox.stores.memory import MemoryStore
 
 
@@ -21,8 +22,9 @@ def stream(**settings: Any) -> Stream:
 
 def test_the_defaults_are_those_that_the_documentation_names() -> None:
     made = stream()
-    assert (made.mode, made.on_dead, made.max_attempts) == (Mode.ORDERED, OnDead.SKIP, 5)
-    assert (made.batch, made.batch_bytes, made.lease_seconds, made.slots) == (2000, 4_000_000, 60.0, None)
+    assert (made.mode, made.on_dead, made.max_attempts) == (Mode.ORDERED, OnDead.SKIP, 20)
+    assert (made.batch, made.batch_bytes, made.lease_seconds, made.slots) == (2000, 4_000_000, 15.0, None)
+    assert made.retry_policy == Exponential(base="1s", factor=2.0, limit="10m", jitter=True)
     assert (made.poll_seconds, made.poll_limit_seconds, made.stuck_seconds) == (0.1, 2.0, 600.0)
 
 
@@ -43,11 +45,18 @@ def test_words_become_what_they_mean() -> None:
         ("batch", 0, "use 1 to 100000"),
         ("batch_bytes", 0, "use 1 to 1073741824"),
         ("max_attempts", 0, "use 1 to 1000000"),
-        ("lease_seconds", 0.01, "use 0.1 to 86400"),
-        ("lease_seconds", float("nan"), "use 0.1 to 86400"),
-        ("poll_seconds", 0, "use 0.001 to 10"),
-        ("poll_limit_seconds", 11, "use 0.001 to 10"),
-        ("stuck_seconds", 0, "use 0.1 to 604800"),
+        ("max_attempts", None, "use 1 to 1000000"),
+        ("batch", 10.5, "use 1 to 100000"),
+        ("batch", True, "use 1 to 100000"),
+        ("concurrency", None, "use 1 to 10000"),
+        ("lease", 0.01, "use 100ms to 24h"),
+        ("lease", float("nan"), "use a duration such as"),
+        ("lease", "15 minutes", "use a duration such as"),
+        ("lease", None, "use a duration such as"),
+        ("lease", True, "use a duration such as"),
+        ("poll", 0, "use 1ms to 10s"),
+        ("poll_limit", "11s", "use 1ms to 10s"),
+        ("stuck", 0, "use 100ms to 7d"),
     ],
 )
 def test_a_wrong_setting_names_itself_its_value_and_the_remedy(setting: str, value: Any, remedy: str) -> None:
@@ -59,13 +68,50 @@ def test_a_wrong_setting_names_itself_its_value_and_the_remedy(setting: str, val
 
 
 def test_two_settings_that_disagree_are_both_named() -> None:
-    with pytest.raises(ConfigError, match=re.escape("poll_limit_seconds (0.5) is below poll_seconds (1)")):
-        stream(poll_seconds=1, poll_limit_seconds=0.5)
+    with pytest.raises(ConfigError, match=re.escape("poll_limit (0.5) is below poll (1)")):
+        stream(poll=1, poll_limit=0.5)
 
 
-def test_a_stream_has_a_name() -> None:
-    with pytest.raises(ConfigError, match="a stream needs a name"):
-        stream(name="")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "a stream needs a name"),
+        (None, "a stream needs a name"),
+        (7, "of type int; pass text"),
+        ("a\0b", "contains a NUL"),
+        ("\ud800", "lone surrogate"),
+        ("x" * 101, "has 101 characters, the limit is 100"),
+    ],
+)
+def test_the_name_of_a_stream_is_one_that_events_can_have(name: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        stream(name=name)
+
+
+def test_a_retry_policy_can_be_given_as_text() -> None:
+    assert stream(retry="fixed:30s").retry_policy == Fixed("30s")
+    own = lambda attempts: 1.0 * attempts  # noqa: E731
+    assert stream(retry=own).retry_policy is own
+    with pytest.raises(ConfigError, match="stream 'orders': retry is 'fixd:30s'; did you mean 'fixed'"):
+        stream(retry="fixd:30s")
+    with pytest.raises(ConfigError, match="stream 'orders': retry is of type NoneType"):
+        stream(retry=None)
+
+
+def test_a_type_checker_finds_a_typo(tmp_path: Path) -> None:
+    lines = [
+        "from pillarbox import Mode, OnDead, Stream",
+        'Stream("a", to="stdout:", mode="queue", on_dead="park", lease="15s", retry="fixed:30s")',
+        'Stream("a", to="stdout:", mode=Mode.QUEUE, on_dead=OnDead.PARK, lease=15)',
+        'Stream("a", to="stdout:", mode="qeue")',
+        'Stream("a", to="stdout:", on_dead="prak")',
+        'Stream("a", to="stdout:", lease=[15])',
+    ]
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text("\n".join(lines))
+    output, _, code = mypy.api.run(["--strict", f"--cache-dir={tmp_path}/cache", str(snippet)])
+    found = [line.split(":", 2)[1] for line in output.splitlines() if ": error:" in line]
+    assert (found, code) == (["4", "5", "6"], 1), output
 
 
 def test_settings_cannot_change_later() -> None:

@@ -186,3 +186,34 @@ class TestStoreOf:
         handle = Handle()
         assert store_of(handle, prefix="x") is store
         assert given == [(handle, {"prefix": "x"})]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ("h:port/x", "a host or a port is wrong"),
+        ("h:99999/x", "a host or a port is wrong"),
+        ("h/x?tls=true&tlsCAFile=/nowhere/ca.pem", r"/nowhere/ca\.pem cannot be read: No such file"),
+    ],
+)
+async def test_a_url_that_the_driver_of_mongodb_refuses_is_a_wrong_setting(rest: str, said: str) -> None:
+    store = store_from_url(f"mongodb://ann:hunter22@{rest}")
+    with pytest.raises(ConfigError, match=f"the store URL cannot be used .{said}.*; write mongodb://") as refused:
+        await store.open()
+    assert "hunter22" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql://h:99999/x", "postgresql://h:port/x"])
+def test_a_port_of_postgresql_is_checked_before_a_relay_starts(url: str) -> None:
+    with pytest.raises(ConfigError, match="a port that is no number"):
+        store_from_url(url)
+    with pytest.raises(ConfigError, match="a port that is no number"):
+        store_from_url("postgresql://h/x", listen_url=url)
+
+
+@pytest.mark.parametrize("url", ["kafka://u:hunter22/@h?topic=a", "kafka://u:hunter22#@h", "kafka://u:[hunter22@h"])
+def test_an_unescaped_password_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        publisher_from_url(url)
+    assert "hunter22" not in str(refused.value)

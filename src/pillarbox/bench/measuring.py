@@ -12,6 +12,7 @@ from pillarbox.batch import Batch
 from pillarbox.bench.clocks import Clock, DrainObserver, Nowhere, PublishObserver
 from pillarbox.bench.figures import Figures, Scale
 from pillarbox.bench.own_outbox import BenchFailed, Make, own_outbox
+from pillarbox.durations import Duration
 from pillarbox.errors import Outage
 from pillarbox.event import Event, Mode
 from pillarbox.observe import Observer, Observers, observed_publisher
@@ -45,7 +46,7 @@ async def measure(
     stream: Stream,
     scale: Scale,
     *,
-    keep_published_seconds: float = 86_400.0,
+    keep_published: Duration = "24h",
     on_progress: OnProgress = no_progress,
 ) -> tuple[Figures, dict[str, str]]:
     """The figures, and a description of the store, its server and the destination. The events reach the destination.
@@ -61,7 +62,7 @@ async def measure(
             "server": await store.server_version(),
             "destination": publisher.description,
         }
-        bench = _Bench(writer, store, replace(stream, to=publisher), scale, events, keep_published_seconds)
+        bench = _Bench(writer, store, replace(stream, to=publisher), scale, events, keep_published)
         return await bench.run(on_progress), about
 
 
@@ -118,13 +119,13 @@ class _Bench:
     """One bench on an existing outbox."""
 
     def __init__(
-        self, writer: Store, store: Store, stream: Stream, scale: Scale, events: Events, keep_seconds: float
+        self, writer: Store, store: Store, stream: Stream, scale: Scale, events: Events, keep_published: Duration
     ) -> None:
         self._writer = writer
         self._store = store
         self._scale = scale
         self._events = events
-        self._keep_seconds = keep_seconds
+        self._keep_published = keep_published
         self._publisher = cast(Publisher, stream.to)
         self._has_floor = not isinstance(self._publisher, Nowhere)
         self._observer = PublishObserver(self._refused)
@@ -220,8 +221,8 @@ class _Bench:
             [self._stream],
             observers=[self._observer, *observers],
             name="bench",
-            keep_published_seconds=self._keep_seconds,
-            grace_seconds=_GRACE_SECONDS,
+            keep_published=self._keep_published,
+            grace=_GRACE_SECONDS,
         )
 
     async def _drain(self) -> None:

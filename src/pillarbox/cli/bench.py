@@ -12,6 +12,7 @@ from pillarbox.cli.output import Column, Progress
 from pillarbox.cli.parser import command
 from pillarbox.cli.session import run, store_maker
 from pillarbox.cli.settings import RELAY, STORE, STREAM, Setting, Settings, add_flags
+from pillarbox.durations import seconds_of
 from pillarbox.errors import ConfigError
 from pillarbox.relay import Stream
 
@@ -36,18 +37,17 @@ _WANTED: Final = (
         "concurrency",
         "batch",
         "batch_bytes",
-        "poll_seconds",
-        "poll_limit_seconds",
+        "poll",
+        "poll_limit",
     ),
-    "keep_published_seconds",
+    "keep_published",
 )
-_NOT_OF_A_BENCH: Final = ("retry", "max_attempts", "stuck_seconds")
+_NOT_OF_A_BENCH: Final = ("retry", "max_attempts", "stuck")
 _LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "events": (10, 10_000_000),
     "rounds": (1, 100),
     "bytes": (16, 1_000_000),
     "rate": (0.1, 100_000),
-    "seconds": (0.1, 3600),
 }
 _PACKAGES: Final = {
     "postgresql": "asyncpg",
@@ -73,7 +73,7 @@ def add(group: Any) -> None:
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="number of measurements (3)")
     parser.add_argument("--bytes", type=int, default=250, metavar="N", help="bytes of a payload (250)")
     parser.add_argument("--rate", type=float, default=200.0, metavar="N", help="latency: events per second (200)")
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="N", help="latency: for how long (5)")
+    parser.add_argument("--duration", default="5s", metavar="DURATION", help="latency: for how long (5s)")
     parser.add_argument("--clean", action="store_true", help="remove the outboxes that killed runs have left")
     parser.add_argument("--config", metavar="FILE", help="a TOML file with settings (pillarbox.toml, if it exists)")
     add_flags(parser, (STORE, RELAY, STREAM), _is_wanted)
@@ -105,7 +105,8 @@ def _scale(chosen: Any) -> "Scale":
     for name, (low, high) in _LIMITS.items():
         if not low <= getattr(chosen, name) <= high:
             raise ConfigError(f"--{name} is {getattr(chosen, name):g}; use {low:,g} to {high:,.0f}")
-    return Scale(**{name: getattr(chosen, name) for name in _LIMITS})
+    seconds = seconds_of("--duration", chosen.duration, "100ms", "1h")
+    return Scale(**{name: getattr(chosen, name) for name in _LIMITS}, seconds=seconds)
 
 
 def _stream(settings: Settings) -> Stream:
@@ -135,8 +136,8 @@ async def _bench(chosen: Any, settings: Settings, make: "Make", scale: "Scale", 
             file=sys.stderr,
         )
     with _Line() as line:
-        keep = settings.get("keep_published_seconds", 86_400.0)
-        figures, about = await measure(make, stream, scale, keep_published_seconds=keep, on_progress=line)
+        keep = settings.get("keep_published", "24h")
+        figures, about = await measure(make, stream, scale, keep_published=keep, on_progress=line)
     found = _found(settings, scale, stream, figures, about)
     if chosen.json:
         output.print_json(found)
@@ -182,7 +183,7 @@ def _found(
         "store": about["store"],
         "destination": about["destination"],
         "versions": versions,
-        **{name: getattr(scale, name) for name in _LIMITS},
+        **{name: getattr(scale, name) for name in (*_LIMITS, "seconds")},
         **figures.as_dict(),
     }
 

@@ -182,6 +182,8 @@ def _event(chosen: Any) -> Event:
 def _check_json(data: bytes) -> None:
     try:
         value = json.loads(data)
+    except RecursionError:
+        raise ConfigError("the payload is nested too deeply; flatten it, or give --content-type text/plain") from None
     except ValueError:
         raise ConfigError(
             "the payload is not JSON; quote it for the shell, as in '{\"id\": 7}', or give --content-type text/plain"

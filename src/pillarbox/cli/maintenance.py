@@ -6,41 +6,30 @@ from pillarbox.cli import output
 from pillarbox.cli.output import Progress
 from pillarbox.cli.parser import command
 from pillarbox.cli.session import open_store
-from pillarbox.cli.settings import Settings
-from pillarbox.maintenance.prune import DAY_SECONDS, Prune, Pruned
+from pillarbox.cli.settings import RELAY, STREAM, Settings, add_flags
+from pillarbox.maintenance.prune import Prune, Pruned
 from pillarbox.maintenance.rescue import Rescue
-from pillarbox.operations import seconds
 
 
 def add(group: Any) -> None:
     """Register the commands."""
     pruning = command(group, "prune", prune, "delete published events and dead letters that are old enough")
-    pruning.add_argument(
-        "--keep", metavar="DURATION", help="how long published events are kept (keep_published_seconds, 24h)"
-    )
-    pruning.add_argument(
-        "--dead-keep", metavar="DURATION", help="how long dead letters are kept (keep_dead_seconds, 7d)"
-    )
+    add_flags(pruning, (RELAY,), lambda setting: setting.name in ("keep_published", "keep_dead"))
     rescuing = command(group, "rescue", rescue, "take events of queue streams from workers that died or hang")
     rescuing.add_argument("--stream", metavar="TEXT", help="only this stream")
-    rescuing.add_argument("--stuck", metavar="DURATION", help="an event held for longer is stuck (stuck_seconds, 10m)")
+    add_flags(rescuing, (STREAM,), lambda setting: setting.name == "stuck")
 
 
 async def prune(chosen: Any) -> int:
     settings = Settings.of(chosen)
-    keep = settings.get("keep_published_seconds", DAY_SECONDS)
-    keep_dead = settings.get("keep_dead_seconds", 7 * DAY_SECONDS)
-    if chosen.keep is not None:
-        keep = seconds(chosen.keep, "--keep")
-    if chosen.dead_keep is not None:
-        keep_dead = seconds(chosen.dead_keep, "--dead-keep")
+    keep = {name: settings.get(name) for name in ("keep_published", "keep_dead") if settings.given(name)}
     async with open_store(settings) as store:
         with Progress("pruning") as progress:
 
             def told(so_far: Pruned) -> None:
                 progress(so_far.published + so_far.dead)
 
-            service = Prune(store, keep_published_seconds=keep, keep_dead_seconds=keep_dead, on_progress=told)
+            service = Prune(store, **keep, on_progress=told)
             done = await service.run_once()
     if chosen.json:
         output.print_json(done._asdict())
@@ -57,12 +46,9 @@ async def rescue(chosen: Any) -> int:
     async with open_store(settings) as store:
         streams = [chosen.stream] if chosen.stream else [each.stream for each in await store.streams()]
         for name in streams:
-            options = configured.get(name, {})
-            stuck = options.get("stuck_seconds", 600.0)
-            if chosen.stuck is not None:
-                stuck = seconds(chosen.stuck, "--stuck")
-            attempts = options.get("max_attempts", 5)
-            done = await Rescue(store, name, stuck_seconds=stuck, max_attempts=attempts).run_once()
+            given = {**settings.scope(STREAM), **configured.get(name, {})}
+            options = {key: given[key] for key in ("stuck", "max_attempts") if key in given}
+            done = await Rescue(store, name, **options).run_once()
             if done.retried or done.dead or chosen.stream:
                 rows.append({"stream": name, **done._asdict()})
     if chosen.json:

@@ -4,6 +4,7 @@ import argparse
 import sys
 from typing import Any, NoReturn
 
+from pillarbox.cli import secrets
 from pillarbox.cli.settings import STORE, add_flags
 from pillarbox.hints import hint
 
@@ -25,6 +26,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*names, **options)
 
     def error(self, message: str) -> NoReturn:
+        message = secrets.masked(message)
         see = " See" if message.endswith("?") else "; see"
         print(f"pillarbox: {message}{see} `{self.prog} --help`", file=sys.stderr)
         raise SystemExit(2)
@@ -39,6 +41,15 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"`{self.prog}` has no option {name}{'; ' if meant else ''}{meant}")
             self.error(f"`{self.prog}` takes no argument {name!r}")
         return chosen, unknown
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # argparse takes a value that is -- for the end of the options, and drops it.
+        if action.nargs is None and "--" in arg_strings:
+            (text,) = [each for each in arg_strings if each != "--"] or ["--"]
+            value = self._get_value(action, text)
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = None if action.choices is None else [str(choice) for choice in action.choices]

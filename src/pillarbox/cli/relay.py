@@ -11,7 +11,6 @@ from pillarbox.cli.settings import LOG, RELAY, STORE, STREAM, Settings, add_flag
 from pillarbox.errors import ConfigError
 from pillarbox.imports import load
 from pillarbox.relay import Relay, Stream
-from pillarbox.relay.retry import retry_policy
 
 _SHOWN: Final = ("store", "prefix", "schema")
 
@@ -73,9 +72,7 @@ def configured(settings: Settings) -> Relay:
 
 
 def stream(name: str, options: Mapping[str, Any]) -> Stream:
-    """The stream of this name, with the texts of its settings turned into objects."""
+    """The stream of this name, with its destination as an object."""
     made = {key: value for key, value in options.items() if key != "headers"}
     made["to"] = destination(name, options["to"], options.get("headers"))
-    if "retry" in options:
-        made["retry"] = retry_policy(options["retry"], f"stream {name!r}")
     return Stream(name, **made)

@@ -5,6 +5,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 _SECRET_OPTION: Final = re.compile(r"pass|secret|token|key|credential", re.IGNORECASE)
+_PASSWORD: Final = re.compile(r"://[^\s@]*:\S*@")
 _SHORTEST: Final = 4  # a shorter secret would be found in too many words
 
 _known: set[str] = set()
@@ -27,10 +28,10 @@ def remember(url: str) -> None:
 
 
 def masked(text: str) -> str:
-    """The text without the known secrets."""
+    """The text without the known secrets, and without the password of any URL: one can be typed in a wrong place."""
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, "***")
-    return text
+    return _PASSWORD.sub("://***@", text)
 
 
 def is_garbled(url: str) -> bool:

@@ -4,9 +4,10 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pillarbox.cli import secrets
+from pillarbox.durations import seconds_of
 from pillarbox.errors import ConfigError
 from pillarbox.hints import hint
 
@@ -16,16 +17,17 @@ PREFIX: Final = "PILLARBOX_"
 _NOT_OURS: Final = ("PILLARBOX_TEST_", "PILLARBOX_CACHE", "PILLARBOX_SERVICE_", "PILLARBOX_PORT")
 
 STORE, RELAY, STREAM, LOG = "store", "relay", "stream", "log"
+DURATION: Final = "duration"
 
 
 class Setting(NamedTuple):
     """One setting: ``batch_bytes`` in the file is ``--batch-bytes`` and ``PILLARBOX_BATCH_BYTES``."""
 
     name: str
-    kind: type[str] | type[int] | type[float] | type[bool]
+    kind: type[str] | type[int] | type[bool] | Literal["duration"]
     scope: str
     help: str
-    low: float | None = None
+    low: int | None = None
     choices: tuple[str, ...] = ()
     secret: bool = False
 
@@ -51,14 +53,12 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Setting("statement_cache", int, STORE, "PostgreSQL: number of prepared statements to keep (256)", low=0),
         Setting("stream", str, RELAY, "serve only this stream (all streams of the settings, or 'default')"),
         Setting("name", str, RELAY, "beginning of the worker's name (the host's name)"),
-        Setting("keep_published_seconds", float, RELAY, "how long published events are kept (86400)", low=0),
-        Setting("keep_dead_seconds", float, RELAY, "how long dead letters are kept (604800)", low=0),
-        Setting("prune_seconds", float, RELAY, "interval of pruning (3600)", low=0.001),
-        Setting("watch_seconds", float, RELAY, "interval of looking for streams that no relay serves (60)", low=0.001),
-        Setting(
-            "rescue_seconds", float, RELAY, "queue streams: interval of rescuing (a third of the lease)", low=0.001
-        ),
-        Setting("grace_seconds", float, RELAY, "how long a stop waits for running turns (20)", low=0),
+        Setting("keep_published", DURATION, RELAY, "how long published events are kept (24h)"),
+        Setting("keep_dead", DURATION, RELAY, "how long dead letters are kept (7d)"),
+        Setting("prune_every", DURATION, RELAY, "interval of pruning (1h)"),
+        Setting("watch_every", DURATION, RELAY, "interval of looking for streams that no relay serves (1m)"),
+        Setting("rescue_every", DURATION, RELAY, "queue streams: interval of rescuing (a third of the lease)"),
+        Setting("grace", DURATION, RELAY, "how long a stop waits for running turns (20s)"),
         Setting(
             "to",
             str,
@@ -72,21 +72,20 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Setting("concurrency", int, STREAM, "queue streams: events at once (8)"),
         Setting("batch", int, STREAM, "most events in one turn (2000)"),
         Setting("batch_bytes", int, STREAM, "most bytes in one turn (4000000)"),
-        Setting("retry", str, STREAM, "exponential, fixed:seconds=30 or linear:step_seconds=5 (exponential)"),
-        Setting("max_attempts", int, STREAM, "attempts before an event is dead (5)"),
+        Setting("retry", str, STREAM, "exponential, fixed:30s or linear:step=5s,limit=5m (exponential)"),
+        Setting("max_attempts", int, STREAM, "attempts before an event is dead (20)"),
         Setting("on_dead", str, STREAM, "skip, block or park (skip)", choices=("skip", "block", "park")),
-        Setting("lease_seconds", float, STREAM, "how long a dead worker keeps its shards or events (60)"),
-        Setting("poll_seconds", float, STREAM, "interval of polling when idle, at first (0.1)"),
-        Setting("poll_limit_seconds", float, STREAM, "longest interval of polling when idle (2)"),
-        Setting(
-            "stuck_seconds", float, STREAM, "queue streams: an event held for longer is taken from its worker (600)"
-        ),
+        Setting("lease", DURATION, STREAM, "how long a dead worker keeps its shards or events (15s)"),
+        Setting("poll", DURATION, STREAM, "interval of polling when idle, at first (100ms)"),
+        Setting("poll_limit", DURATION, STREAM, "longest interval of polling when idle (2s)"),
+        Setting("stuck", DURATION, STREAM, "queue streams: an event held for longer is taken from its worker (10m)"),
         Setting("log_format", str, LOG, "text or json (text)", choices=("text", "json")),
         Setting("log_level", str, LOG, "debug, info, warning or error", choices=("debug", "info", "warning", "error")),
     )
 }
 
-_KINDS: Final = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_KINDS: Final = {str: "text", int: "a whole number", bool: "true or false"}
+_METAVARS: Final = {str: "TEXT", int: "N", bool: "BOOL", DURATION: "DURATION"}
 _BOOLS: Final = {"true": True, "false": False}
 
 
@@ -109,20 +108,22 @@ def is_text(text: str) -> bool:
 def _from_text(setting: Setting, text: str, origin: str) -> Given:
     if not is_text(text):
         raise ConfigError(f"{origin} is not UTF-8 text; correct it, or the locale")
+    if setting.kind == DURATION:
+        return Given(seconds_of(origin, text), origin)
     value: Any = text
     try:
         if setting.kind is bool:
             value = _BOOLS[text.lower()]
-        elif setting.kind is not str:
-            value = setting.kind(text)
+        elif setting.kind is int:
+            value = int(text)
     except (KeyError, ValueError):
         raise ConfigError(f"{origin} is {text!r}; use {_KINDS[setting.kind]}") from None
     return _checked(setting, value, origin)
 
 
 def _from_toml(setting: Setting, value: Any, origin: str) -> Given:
-    if setting.kind is float and type(value) is int:
-        value = float(value)
+    if setting.kind == DURATION:
+        return Given(seconds_of(origin, value), origin)
     if type(value) is not setting.kind:
         shown = "" if setting.secret or isinstance(value, dict | list) else f" {value!r}"
         raise ConfigError(f"{origin} is a {type(value).__name__}{shown}; use {_KINDS[setting.kind]}")
@@ -139,8 +140,8 @@ def _checked(setting: Setting, value: Any, origin: str) -> Given:
             )
     if setting.choices and value not in setting.choices:
         raise ConfigError(f"{origin} is {value!r}; {hint(value, setting.choices)}")
-    if isinstance(value, int | float) and setting.low is not None and not value >= setting.low:
-        raise ConfigError(f"{origin} is {value}; use {setting.low:g} or more")
+    if setting.low is not None and value < setting.low:
+        raise ConfigError(f"{origin} is {value}; use {setting.low} or more")
     return Given(value, origin)
 
 
@@ -230,6 +231,8 @@ def _read_file(path: str | None, origin: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{said} cannot be read ({error.strerror}); correct the path, or leave it out") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{name} is not UTF-8 text; save it as such") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply; write [streams.NAME] tables with plain values") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {_lowered(str(error))}; correct that line") from None
 
@@ -262,7 +265,7 @@ def add_flags(parser: Any, scopes: tuple[str, ...], wanted: Callable[[Setting], 
     """Add the flags of these settings; their values stay text until all sources are combined."""
     for setting in SETTINGS.values():
         if setting.scope in scopes and wanted(setting):
-            metavar = "URL" if setting.secret else {str: "TEXT", bool: "BOOL"}.get(setting.kind, "N")
+            metavar = "URL" if setting.secret else _METAVARS[setting.kind]
             parser.add_argument(
                 setting.flag,
                 dest=f"set_{setting.name}",

@@ -11,6 +11,7 @@ from pillarbox.cli.output import Column
 from pillarbox.cli.parser import command, commands
 from pillarbox.cli.session import open_store, operator
 from pillarbox.cli.settings import Settings
+from pillarbox.durations import seconds_of
 from pillarbox.errors import ConfigError
 from pillarbox.event import Mode, Status
 from pillarbox.operations import PlannedStream, StreamRow
@@ -61,7 +62,7 @@ async def list_streams(chosen: Any) -> int:
 async def _status(chosen: Any, columns: Sequence[Column]) -> int:
     settings = Settings.of(chosen)
     limit = getattr(chosen, "fail_if_older", None)
-    limit_seconds = None if limit is None else operations.seconds(limit, "--fail-if-older")
+    limit_seconds = None if limit is None else seconds_of("--fail-if-older", limit)
     async with open_store(settings) as store:
         rows = await operations.status(store, _plans(settings))
         where = store.description

@@ -1,6 +1,5 @@
 """The story of the demo: a shop, a relay that is killed, and the proof that nothing was lost. Needs only SQLite."""
 
-import argparse
 import json
 import os
 import signal
@@ -25,24 +24,24 @@ _DEADLINE_SECONDS: Final = 20.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(seconds: float, *, is_json: bool) -> int:
     """Run the demo; exit code 1 if the proof fails, 128 plus the signal's number if it was interrupted."""
-    screen: Screen = Silent() if arguments.json else choose(sys.stdout, os.environ)
+    screen: Screen = Silent() if is_json else choose(sys.stdout, os.environ)
     try:
-        return _run(arguments, screen)
+        return _run(seconds, is_json, screen)
     finally:
         screen.close()
 
 
-def _run(arguments: argparse.Namespace, screen: Screen) -> int:
+def _run(seconds: float, is_json: bool, screen: Screen) -> int:
     try:
         with _Signals(screen) as signals, _folder() as folder:
-            proof, story = _Demo(folder, arguments.seconds, screen, signals).run()
+            proof, story = _Demo(folder, seconds, screen, signals).run()
     except _Interrupted as interrupted:
         screen.close()
         screen.say("Interrupted: nothing is proven, and nothing is left behind.")
         return 128 + interrupted.number
-    if arguments.json:
+    if is_json:
         Plain(sys.stdout).say(json.dumps({**proof.as_dict(), **story}, indent=2))
         return 0 if proof.holds else 1
     return conclude(proof, screen)

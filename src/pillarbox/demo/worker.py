@@ -32,7 +32,7 @@ def main(shop: str, ledger: str, name: str) -> None:
         # Like a destination that answers after a moment: until then the event is not settled.
         await asyncio.sleep(_ANSWER_SECONDS)
 
-    stream = Stream("default", to=handlers, lease_seconds=LEASE_SECONDS, slots=SLOTS, batch=BATCH)
+    stream = Stream("default", to=handlers, lease=LEASE_SECONDS, slots=SLOTS, batch=BATCH)
     asyncio.run(Relay(f"sqlite:///{shop}", [stream], name=name).run())
 
 

@@ -45,6 +45,7 @@ class Buffer:
         self._entries: list[_Entry] = []
         self._committing: SessionTransaction | None = None
         self._committed: SessionTransaction | None = None
+        self._checked: SessionTransaction | None = None
         self._flush: Literal["", "running", "done"] = ""
 
     @classmethod
@@ -57,14 +58,18 @@ class Buffer:
         buffer: Buffer = own["_pillarbox"]
         return buffer
 
-    def add(self, session: Session, items: Sequence[Any], group: Any, write: Write) -> None:
-        """Keep items until the flush."""
+    def add(self, session: Session, items: Sequence[Any], group: Any, write: Write, check: Callable[[], None]) -> None:
+        """Keep items until the flush. ``check`` refuses a session that commits by itself, once in each transaction."""
         transaction = _current(session)
         if not transaction.is_active:
             raise NotInTransaction(
                 "this session's transaction has ended or failed and takes no more events; add them before its commit, "
                 "or after session.rollback()"
             )
+        root = session.get_transaction()
+        if self._checked is not root:
+            check()
+            self._checked = root
         self._write = write
         self._entries += [_Entry(item, group, transaction) for item in items]
         if self._committing is transaction and self._flush != "running":
@@ -117,6 +122,7 @@ class Buffer:
         if committed:
             self._committed = None
         if parent is None:
+            self._checked = None
             self._entries.clear()
             return
         if not transaction.nested:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final, TypeVar
 
 from sqlalchemy import Connection, exc
@@ -98,7 +98,8 @@ class SqlAlchemySession(SqlAlchemy):
         raise _no_block_on_a_session()
 
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
-        Buffer.of(self._handle).add(self._handle, items, (group, build), _write)
+        # Now, not at the flush: the session's own changes would be committed by then.
+        Buffer.of(self._handle).add(self._handle, items, (group, build), _write, self.check)
 
     def deferred(self) -> Iterable[tuple[Any, Any]]:
         return ((item, group) for item, (group, _) in Buffer.of(self._handle).items())
@@ -152,7 +153,8 @@ class SqlAlchemyAsyncSession(SqlAlchemyAsync):
         raise _no_block_on_a_session()
 
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
-        SqlAlchemySession(self._handle.sync_session).defer(items, group, build)
+        session = self._handle.sync_session
+        Buffer.of(session).add(session, items, (group, build), _write, partial(_check_bind, session))
 
 
 def driver(handle: Any) -> Driver:
@@ -185,6 +187,17 @@ def _no_block_on_a_session() -> ConfigError:
     return ConfigError(
         "outbox.transaction takes an AsyncEngine or an AsyncConnection; on a session call outbox.add(session, ...)"
     )
+
+
+def _check_bind(session: Session) -> None:
+    """Refuse a session whose engine or connection commits by itself. Without a question to the database, which outside
+    of a greenlet is impossible."""
+    bind = session.get_bind()
+    levels = [bind.get_execution_options().get("isolation_level")]
+    if not isinstance(bind, Connection):
+        levels.append(getattr(bind.dialect, "_on_connect_isolation_level", None))  # of create_engine
+    if next(filter(None, levels), None) == "AUTOCOMMIT":
+        raise not_in_transaction(SqlAlchemy.handle_name, SqlAlchemy.remedy)
 
 
 def _is_autocommit(connection: Connection) -> bool:

@@ -7,11 +7,12 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from os.path import basename
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from pillarbox.durations import Duration, seconds_of
 from pillarbox.errors import CheckFailed, ConfigError
 from pillarbox.event import Event
 from pillarbox.ids import uuid7
@@ -37,14 +38,15 @@ class Check:
     name: shown in logs and reports.
     find: a function without arguments that yields or returns the events that should have had their effect, made by
     ``outbox.event(..., id=stable_id(...))``; async, or plain, which runs in a thread.
-    interval_seconds: between two runs. limit: the most events that one run writes.
+    every: how often it runs, such as ``"5m"`` or a number of seconds. limit: the most events that one run writes.
     """
 
     name: str
     find: Callable[[], Events | Awaitable[Events]]
     _: KW_ONLY
-    interval_seconds: float = 300.0
+    every: Duration = "5m"
     limit: int = 1000
+    every_seconds: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         name: Any = self.name
@@ -58,8 +60,7 @@ class Check:
             raise ConfigError(f"check '{self.name}': find cannot be called without arguments: {error}") from error
         except ValueError:  # a built-in without a signature
             pass
-        if not self.interval_seconds > 0:
-            raise ConfigError(f"check '{self.name}': interval_seconds is {self.interval_seconds}; use a number above 0")
+        object.__setattr__(self, "every_seconds", seconds_of(f"check '{self.name}': every", self.every, "1ms"))
         if self.limit < 1:
             raise ConfigError(f"check '{self.name}': limit is {self.limit}; use 1 or more")
 

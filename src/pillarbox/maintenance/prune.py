@@ -4,10 +4,9 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pillarbox.durations import Duration, seconds_of
 from pillarbox.maintenance.service import Service
 from pillarbox.store import Retention
-
-DAY_SECONDS = 86_400.0
 
 
 class Pruned(NamedTuple):
@@ -27,18 +26,18 @@ class Prune(Service):
         self,
         store: Retention,
         *,
-        keep_published_seconds: float = DAY_SECONDS,
-        keep_dead_seconds: float = 7 * DAY_SECONDS,
-        interval_seconds: float = 3600.0,
+        keep_published: Duration = "24h",
+        keep_dead: Duration = "7d",
+        every: Duration = "1h",
         batch: int = 1000,
         limit: int = 10_000_000,
         on_progress: Callable[[Pruned], None] = lambda so_far: None,
         logger: logging.Logger | None = None,
     ) -> None:
-        super().__init__(interval_seconds, logger)
+        super().__init__(every, logger)
         self._store = store
-        self._keep_published = keep_published_seconds
-        self._keep_dead = keep_dead_seconds
+        self._keep_published_seconds = seconds_of("keep_published", keep_published)
+        self._keep_dead_seconds = seconds_of("keep_dead", keep_dead)
         self._batch = batch
         self._limit = limit
         self._on_progress = on_progress
@@ -47,14 +46,14 @@ class Prune(Service):
         published = dead = 0
         after = None
         while published < self._limit:
-            page = await self._store.prune_published(self._keep_published, self._batch, after)
+            page = await self._store.prune_published(self._keep_published_seconds, self._batch, after)
             published += page.deleted
             self._on_progress(Pruned(published, dead))
             after = page.after
             if after is None:
                 break
         while dead < self._limit:
-            deleted = await self._store.prune_dead(self._keep_dead, self._batch)
+            deleted = await self._store.prune_dead(self._keep_dead_seconds, self._batch)
             dead += deleted
             self._on_progress(Pruned(published, dead))
             if deleted < self._batch:

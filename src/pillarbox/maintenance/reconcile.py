@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from pillarbox.durations import Duration, seconds_of
 from pillarbox.errors import CheckFailed, DuplicateEvent
 from pillarbox.event import Event, Status
 from pillarbox.maintenance.check import Check, batches
@@ -40,7 +41,7 @@ class Reconciled(NamedTuple):
 class Reconcile(Service):
     """Runs one check. Safe to run anywhere and at any time: an event whose id the outbox knows is not written again.
 
-    limit: instead of the check's. dry_run: writes nothing. grace_seconds: how long a stop waits for a check that
+    limit: instead of the check's. dry_run: writes nothing. grace: how long a stop waits for a check that
     hangs between two events.
     """
 
@@ -54,17 +55,17 @@ class Reconcile(Service):
         *,
         limit: int | None = None,
         dry_run: bool = False,
-        grace_seconds: float = 20.0,
+        grace: Duration = "20s",
         on_progress: Callable[[Reconciled], None] = lambda so_far: None,
         logger: logging.Logger | None = None,
     ) -> None:
-        super().__init__(check.interval_seconds, logger)
+        super().__init__(check.every_seconds, logger)
         self.about = {"check": check.name}
         self._store = store
         self._check = check
         self._limit = check.limit if limit is None else limit
         self._dry_run = dry_run
-        self._grace = grace_seconds
+        self._grace_seconds = seconds_of("grace", grace)
         self._on_progress = on_progress
 
     async def run_once(self) -> Reconciled:
@@ -85,7 +86,7 @@ class Reconcile(Service):
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                await asyncio.wait({work}, timeout=self._grace)
+                await asyncio.wait({work}, timeout=self._grace_seconds)
         finally:
             stop.cancel()
             if not work.done():
@@ -100,7 +101,7 @@ class Reconcile(Service):
         self._log.warning(
             "check '%s' did not come to its next event within %g s of the stop, and is given up",
             self._check.name,
-            self._grace,
+            self._grace_seconds,
             extra={"action": "check_given_up", "check": self._check.name},
         )
         run.so_far = run.so_far._replace(more=True)

@@ -2,12 +2,13 @@
 
 import logging
 
+from pillarbox.durations import Duration, seconds_of
 from pillarbox.maintenance.service import Service
 from pillarbox.store import Claims, Rescued
 
 
 class Rescue(Service):
-    """Looks for leases that ran out, and for events held longer than ``stuck_seconds``, in one queue stream."""
+    """Looks for leases that ran out, and for events held longer than ``stuck``, in one queue stream."""
 
     name = "rescue"
 
@@ -16,23 +17,23 @@ class Rescue(Service):
         store: Claims,
         stream: str,
         *,
-        stuck_seconds: float = 600.0,
-        max_attempts: int = 5,
-        interval_seconds: float = 20.0,
+        stuck: Duration = "10m",
+        max_attempts: int = 20,
+        every: Duration = "20s",
         batch: int = 500,
         logger: logging.Logger | None = None,
     ) -> None:
-        super().__init__(interval_seconds, logger)
+        super().__init__(every, logger)
         self._store = store
         self._stream = stream
-        self._stuck = stuck_seconds
+        self._stuck_seconds = seconds_of("stuck", stuck)
         self._max_attempts = max_attempts
         self._batch = batch
 
     async def run_once(self) -> Rescued:
         retried = dead = 0
         while True:
-            done = await self._store.rescue(self._stream, self._stuck, self._max_attempts, self._batch)
+            done = await self._store.rescue(self._stream, self._stuck_seconds, self._max_attempts, self._batch)
             retried += done.retried
             dead += done.dead
             if done.retried + done.dead < self._batch:

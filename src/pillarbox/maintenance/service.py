@@ -8,22 +8,21 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from pillarbox.errors import ConfigError, StoreDown
+from pillarbox.durations import Duration, seconds_of
+from pillarbox.errors import StoreDown
 
 
 class Service(ABC):
-    """Runs ``run_once`` every ``interval_seconds`` until it is stopped. A run that fails is logged and tried again.
+    """Runs ``run_once`` until it is stopped. A run that fails is logged and tried again.
 
-    logger: gets the log lines; default: that of the service's module."""
+    every: between two runs, a duration. logger: gets the log lines; default: that of the service's module."""
 
     name: str
     first_seconds = 0.0  # after the start
     about: Mapping[str, str] = MappingProxyType({})  # fields of a log line that tell services of one name apart
 
-    def __init__(self, interval_seconds: float, logger: logging.Logger | None = None) -> None:
-        if not interval_seconds > 0:
-            raise ConfigError(f"{self.name}: interval_seconds is {interval_seconds}; use a number above 0")
-        self.interval_seconds = interval_seconds
+    def __init__(self, every: Duration, logger: logging.Logger | None = None) -> None:
+        self.every_seconds = seconds_of(f"{self.name}: every", every, "1ms")
         self._stop = asyncio.Event()
         self._log = logger or logging.getLogger(type(self).__module__)
 
@@ -32,7 +31,7 @@ class Service(ABC):
         """One run. Returns what it did."""
 
     async def run(self) -> None:
-        await self._wait(min(self.first_seconds, self.interval_seconds))
+        await self._wait(min(self.first_seconds, self.every_seconds))
         while not self._stop.is_set():
             try:
                 await self.run_once()
@@ -40,7 +39,7 @@ class Service(ABC):
                 self._log.warning("%s: %s; trying again later", self._title, error, extra=self._failed)
             except Exception:
                 self._log.exception("%s failed; trying again later", self._title, extra=self._failed)
-            await self._wait(self.interval_seconds)
+            await self._wait(self.every_seconds)
 
     @property
     def _title(self) -> str:

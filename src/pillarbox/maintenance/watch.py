@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 
+from pillarbox.durations import Duration
 from pillarbox.maintenance.service import Service
 from pillarbox.store import Insights
 
@@ -13,10 +14,8 @@ class Watch(Service):
     name = "watch"
     first_seconds = float("inf")  # the workers of this relay have yet to join
 
-    def __init__(
-        self, store: Insights, *, interval_seconds: float = 60.0, logger: logging.Logger | None = None
-    ) -> None:
-        super().__init__(interval_seconds, logger)
+    def __init__(self, store: Insights, *, every: Duration = "1m", logger: logging.Logger | None = None) -> None:
+        super().__init__(every, logger)
         self._store = store
         self._told: set[str] = set()
 

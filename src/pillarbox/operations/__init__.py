@@ -6,7 +6,7 @@ Each function takes the contract that it needs: ``Insights`` to look, ``Desk`` t
 from pillarbox.operations.dead_letters import Decided, count_dead, discard, find_all_dead, replay
 from pillarbox.operations.desk import Desk, NotFound, SeveralStreams
 from pillarbox.operations.events import find_dead_letter, find_event
-from pillarbox.operations.filters import filter_from, instant, seconds
+from pillarbox.operations.filters import filter_from, instant
 from pillarbox.operations.records import audit_record, event_record, list_record, stream_record
 from pillarbox.operations.streams import PlannedStream, Steered, StreamRow, pause, resume, status
 
@@ -31,7 +31,6 @@ __all__ = [
     "pause",
     "replay",
     "resume",
-    "seconds",
     "status",
     "stream_record",
 ]

@@ -1,18 +1,16 @@
-"""Filters, durations and instants from the texts that a person types."""
+"""Filters and instants from the texts that a person types."""
 
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from pillarbox.durations import is_duration, seconds_of
 from pillarbox.errors import ConfigError
 from pillarbox.event import Status
 from pillarbox.hints import hint
 from pillarbox.store import Filter
 
 FIELDS: Final = ("stream", "key", "type", "tenant", "topic", "aggregate_type", "aggregate_id")
-_UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
 def filter_from(given: Mapping[str, str | None], prefix: str = "") -> Filter:
@@ -30,14 +28,6 @@ def filter_from(given: Mapping[str, str | None], prefix: str = "") -> Filter:
     )
 
 
-def seconds(text: str, what: str) -> float:
-    """Seconds from ``90``, ``90s``, ``15m``, ``24h`` or ``7d``; ``what`` names the text in an error."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or (match[2] or "s") not in _UNITS:
-        raise ConfigError(f"{what} is {text!r}; use a duration such as 90s, 15m, 24h or 7d")
-    return float(match[1]) * _UNITS[match[2] or "s"]
-
-
 def instant(text: str | None, what: str, *, ahead: bool = False) -> datetime | None:
     """An instant from ISO 8601 (without a zone: local time), or from a duration before now (``ahead``: after now)."""
     if text is None:
@@ -48,11 +38,10 @@ def instant(text: str | None, what: str, *, ahead: bool = False) -> datetime | N
         pass
     except OverflowError:
         raise _too_far(text, what) from None
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or match[2] not in _UNITS:
+    if not is_duration(text):
         raise ConfigError(f"{what} is {text!r}; use an instant such as 2030-01-31T12:00:00Z, or a duration such as 2h")
     try:
-        span = timedelta(seconds=seconds(text, what))
+        span = timedelta(seconds=seconds_of(what, text))
         return datetime.now(UTC) + (span if ahead else -span)
     except OverflowError:
         raise _too_far(text, what) from None

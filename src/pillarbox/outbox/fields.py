@@ -2,13 +2,16 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Literal, TypeAlias, TypedDict
+from typing import Final, Literal, TypeAlias, TypedDict
 from uuid import UUID
 
 from pillarbox.errors import InvalidEvent
 from pillarbox.event import NO_HEADERS
+
+_LONGEST_NUMBER: Final = 800  # bits; a longer one has more digits than a key may have
 
 OnDuplicate: TypeAlias = Literal["raise", "ignore"]
 
@@ -52,11 +55,33 @@ def with_trace(headers: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def text_of(name: str, value: object) -> str | None:
+    """The text of a key or an id, of types that have one text for each value."""
+    if isinstance(value, Enum):
+        value = value.value
     if value is None:
         return None
+    # Not by str(): a subclass may have a text of its own.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, UUID):
+        return UUID.__str__(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= _LONGEST_NUMBER:
+        return int.__repr__(value)
+    if (type(value).__module__, type(value).__name__) == ("bson.objectid", "ObjectId"):
+        return str(value)
     if isinstance(value, bytes | bytearray | memoryview):
         raise InvalidEvent(f"{name} is of type {type(value).__name__}; decode it, or pass its hexadecimal form")
-    return str(value.value if isinstance(value, Enum) else value)
+    raise InvalidEvent(f"{name} is of type {type(value).__name__}; pass text, a whole number or a UUID, such as its id")
+
+
+def id_of(value: object) -> UUID:
+    """The id of an event, given as a UUID or as its text."""
+    if isinstance(value, UUID):
+        return value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return UUID(value)
+    raise InvalidEvent("this is not an event's id; pass a uuid.UUID, or its text")
 
 
 def utc_of(name: str, instant: datetime | None) -> datetime | None:
@@ -64,7 +89,11 @@ def utc_of(name: str, instant: datetime | None) -> datetime | None:
         return None
     if not isinstance(instant, datetime):
         raise InvalidEvent(f"{name} is of type {type(instant).__name__}; pass an aware datetime")
-    if instant.utcoffset() is None:
+    try:
+        offset = instant.utcoffset()
+    except (TypeError, ValueError) as error:
+        raise InvalidEvent(f"{name} has a wrong time zone: {error}; pass an aware datetime in UTC") from None
+    if offset is None:
         raise InvalidEvent(f"{name} has no time zone; pass an aware datetime, for example datetime.now(UTC)")
     try:
         return instant.astimezone(UTC)

@@ -15,11 +15,11 @@ from pillarbox.drivers.registry import prepare
 from pillarbox.errors import ConfigError, InvalidEvent
 from pillarbox.event import Event, Status
 from pillarbox.ids import uuid7
-from pillarbox.limits import check
+from pillarbox.limits import check, check_name
 from pillarbox.names import Names
 from pillarbox.outbox import sql
 from pillarbox.outbox.awaiting import Added, AddedAll, Exists, PendingWrite
-from pillarbox.outbox.fields import EventFields, OnDuplicate, text_of, utc_of, with_trace
+from pillarbox.outbox.fields import EventFields, OnDuplicate, id_of, text_of, utc_of, with_trace
 from pillarbox.outbox.transaction import Transaction
 from pillarbox.outbox.work import Question, Write
 from pillarbox.payload import serialise
@@ -118,15 +118,17 @@ class Outbox:
             driver.check()
         return PendingWrite(driver, build, [event.type for event in events])
 
-    def exists(self, tx: Any, id: UUID, stream: str | None = None) -> Exists:
+    def exists(self, tx: Any, id: UUID | str, stream: str | None = None) -> Exists:
         """Whether the outbox has an event with this id: waiting, published and not yet pruned, or dead.
 
         stream: the one to look in; None: any.
         """
+        if stream is not None:
+            check_name("stream", stream)
         if isinstance(tx, Transaction):
             tx = tx.connection
         driver = self._driver(tx)
-        return Exists(driver, _build(driver, "exists", Question(id, stream, self._names)))
+        return Exists(driver, _build(driver, "exists", Question(id_of(id), stream, self._names)))
 
     @asynccontextmanager
     async def transaction(self, handle: Any) -> AsyncIterator[Transaction]:
@@ -166,6 +168,10 @@ class Outbox:
         finally:
             self._captures = [each for each in self._captures if each is not capture]
 
+    def _stream_of(self, tenant: Any) -> str:
+        # Something unhashable is refused later, with all other wrong fields.
+        return self._streams.get(tenant, "default") if isinstance(tenant, str) else "default"
+
     def event(
         self,
         type: str,
@@ -191,7 +197,8 @@ class Outbox:
         """Make an event. Raises InvalidEvent if it could not be delivered.
 
         payload: bytes and text as they are, anything else as JSON: plain data, dataclasses, Pydantic or msgspec models.
-        key: events with the same key are published in order; default: the aggregate_id; anything with a text form.
+        key: events with the same key are published in order; default: the aggregate_id; text, a whole
+        number, a UUID, an ObjectId, or an enumeration of these.
         available_at: publish it not before this instant. headers: the W3C trace context of the current OpenTelemetry
         span is added, unless they have their own.
         """
@@ -207,7 +214,7 @@ class Outbox:
         event = Event(
             id=uuid7() if id is None else id,
             seq=0,
-            stream=stream if stream is not None else self._streams.get(tenant, "default"),
+            stream=self._stream_of(tenant) if stream is None else stream,
             tenant=tenant,
             topic=topic,
             type=type,
@@ -217,7 +224,7 @@ class Outbox:
             key=text_of("key", key),
             routing_key=routing_key,
             payload=data,
-            content_type=content_type or own_type,
+            content_type=own_type if content_type is None else content_type,
             schema_id=schema_id,
             schema_version=schema_version,
             occurred_at=utc_of("occurred_at", occurred_at) or now,

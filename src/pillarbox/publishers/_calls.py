@@ -51,12 +51,6 @@ def make_handler(function: Callable[[Event], Any], timeout_seconds: float | None
     return Handler(name, function, any(map(inspect.iscoroutinefunction, forms)), timeout_seconds, limits)
 
 
-def checked_timeout(seconds: float | None) -> float | None:
-    if seconds is not None and not seconds > 0:
-        raise ConfigError(f"timeout={seconds}: give more than 0 seconds, or None for no limit")
-    return seconds
-
-
 async def call_async(handler: Handler, event: Event) -> Outcome:
     """Await an async handler. Every exception but KeyboardInterrupt becomes an outcome."""
     try:

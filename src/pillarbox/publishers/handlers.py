@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 from pillarbox.batch import Batch
+from pillarbox.durations import Duration, seconds_of
 from pillarbox.errors import ConfigError
 from pillarbox.event import Event
 from pillarbox.hints import hint
@@ -22,10 +23,10 @@ from pillarbox.publisher import (
     rejected,
     retry,
 )
-from pillarbox.publishers._calls import Handler, ThreadRun, call_async, checked_timeout, make_handler
+from pillarbox.publishers._calls import Handler, ThreadRun, call_async, make_handler
 from pillarbox.publishers._reminder import Reminder
 from pillarbox.publishers.keyed import Cursor, KeyedBatch
-from pillarbox.relay.retry import Retry, retry_policy
+from pillarbox.relay.retry import Retry, retry_of
 from pillarbox.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,8 @@ class Handlers(Publisher):
     unknown: an event whose type has no handler waits uncharged and holds its key (``wait``), counts as published
     (``skip``) or is dead at once (``reject``).
     concurrency: how many handlers run at once; default: as the stream says, 16 without a relay.
-    timeout: seconds that one call may take; None: no limit.
-    grace_seconds: how long ``close`` waits for running handlers.
+    timeout: how long one call may take, such as ``"60s"`` or a number of seconds; None: no limit.
+    grace: how long ``close`` waits for running handlers.
     max_hung: plain functions cannot be stopped; when this many are past their timeout and still running,
     the publisher reports an outage.
     """
@@ -64,24 +65,22 @@ class Handlers(Publisher):
         *,
         unknown: Unknown = "wait",
         concurrency: int | None = None,
-        timeout: float | None = 60.0,
-        grace_seconds: float = 10.0,
+        timeout: Duration | None = "60s",
+        grace: Duration = "10s",
         max_hung: int = 16,
     ) -> None:
         if unknown not in get_args(Unknown):
             raise ConfigError(f"unknown={unknown!r}: {hint(str(unknown), get_args(Unknown))}")
         if concurrency is not None and concurrency < 1:
             raise ConfigError(f"concurrency={concurrency}: handlers need at least 1 place to run in")
-        if grace_seconds < 0:
-            raise ConfigError(f"grace_seconds={grace_seconds}: give 0 or more seconds")
         if max_hung < 1:
             raise ConfigError(f"max_hung={max_hung}: give 1 or more")
         self._unknown: Unknown = unknown
         self._reminder = Reminder()
         self._given_concurrency = concurrency
         self._concurrency = concurrency or _DEFAULT_CONCURRENCY
-        self._timeout = checked_timeout(timeout)
-        self._grace_seconds = grace_seconds
+        self._timeout_seconds = _timeout_seconds(timeout)
+        self._grace_seconds = seconds_of("grace", grace)
         self._max_hung = max_hung
         self._handlers: dict[str, Handler] = {}
         self._threads = Threads("pillarbox-handler")
@@ -92,14 +91,14 @@ class Handlers(Publisher):
     def on(
         self,
         *types: str,
-        timeout: float | Literal["default"] | None = "default",
+        timeout: Duration | Literal["default"] | None = "default",
         retry: Retry | str | None = None,
         max_attempts: int | None = None,
     ) -> Callable[[F], F]:
         """Register the decorated function for these event types; ``"*"``: for all that have no other.
 
         timeout: of this function. retry, max_attempts: in place of the stream's; retry is a policy such as
-        ``Fixed(30)``, or a text such as ``fixed:seconds=30``.
+        ``Fixed("30s")``, or a text such as ``"fixed:30s"``.
         """
         if not types or not all(isinstance(type_, str) for type_ in types):
             raise ConfigError(
@@ -107,9 +106,8 @@ class Handlers(Publisher):
             )
         if max_attempts is not None and max_attempts < 1:
             raise ConfigError(f"max_attempts={max_attempts}: give 1 or more, or leave it out for the stream's limit")
-        seconds = self._timeout if timeout == "default" else checked_timeout(timeout)
-        policy = None if retry is None else retry_policy(retry, f"handler of {', '.join(types)}")
-        limits = Limits(policy, max_attempts)
+        seconds = self._timeout_seconds if timeout == "default" else _timeout_seconds(timeout)
+        limits = Limits(None if retry is None else retry_of(retry), max_attempts)
 
         def register(function: F) -> F:
             handler = make_handler(function, seconds, limits)
@@ -125,8 +123,8 @@ class Handlers(Publisher):
         other = Handlers(
             unknown=self._unknown,
             concurrency=self._given_concurrency or needs.concurrency,
-            timeout=self._timeout,
-            grace_seconds=self._grace_seconds,
+            timeout=self._timeout_seconds,
+            grace=self._grace_seconds,
             max_hung=self._max_hung,
         )
         other._handlers = self._handlers
@@ -252,6 +250,10 @@ class Handlers(Publisher):
                 logger.warning(
                     "handler %s cannot be stopped and runs on; %d handlers hang", run.handler.name, self.hung
                 )
+
+
+def _timeout_seconds(timeout: Duration | None) -> float | None:
+    return None if timeout is None else seconds_of("timeout", timeout, "1ms")
 
 
 class _Session:

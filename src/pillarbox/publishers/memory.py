@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pillarbox.batch import Batch
+from pillarbox.durations import Duration, seconds_of
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, PublisherFeatures, Result, outage
 
@@ -67,22 +68,24 @@ class MemoryPublisher(Publisher):
         self._held_back = False
         self._free.set()
 
-    async def wait_for(self, count: int, *, timeout: float = 10.0) -> list[Event]:
-        """All deliveries, once there are at least ``count``; TimeoutError after ``timeout`` seconds."""
+    async def wait_for(self, count: int, *, timeout: Duration = "10s") -> list[Event]:
+        """All deliveries, once there are at least ``count``; TimeoutError after ``timeout``."""
+        seconds = seconds_of("timeout", timeout)
         try:
-            async with asyncio.timeout(timeout), self._changed:
+            async with asyncio.timeout(seconds), self._changed:
                 await self._changed.wait_for(lambda: len(self.deliveries) >= count)
         except TimeoutError:
-            raise TimeoutError(f"{len(self.deliveries)} of {count} deliveries after {timeout:g} s") from None
+            raise TimeoutError(f"{len(self.deliveries)} of {count} deliveries after {seconds:g} s") from None
         return list(self.deliveries)
 
-    async def wait_until_held(self, calls: int = 1, *, timeout: float = 10.0) -> None:
+    async def wait_until_held(self, calls: int = 1, *, timeout: Duration = "10s") -> None:
         """Return when at least ``calls`` calls of ``publish`` wait for ``release``."""
+        seconds = seconds_of("timeout", timeout)
         try:
-            async with asyncio.timeout(timeout), self._changed:
+            async with asyncio.timeout(seconds), self._changed:
                 await self._changed.wait_for(lambda: self._waiting >= calls)
         except TimeoutError:
-            raise TimeoutError(f"{self._waiting} of {calls} calls wait after {timeout:g} s") from None
+            raise TimeoutError(f"{self._waiting} of {calls} calls wait after {seconds:g} s") from None
 
     async def open(self) -> None:
         self._session = self._session or object()

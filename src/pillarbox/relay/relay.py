@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Self
 
+from pillarbox.durations import Duration, seconds_of
 from pillarbox.errors import ConfigError
 from pillarbox.event import Mode
 from pillarbox.maintenance.check import Check
-from pillarbox.maintenance.prune import DAY_SECONDS, Prune
+from pillarbox.maintenance.prune import Prune
 from pillarbox.maintenance.reconcile import Reconcile
 from pillarbox.maintenance.rescue import Rescue
 from pillarbox.maintenance.service import Service
@@ -36,13 +37,15 @@ class Relay:
 
     store: a store, its URL, or what your application has: an asyncpg pool, an SQLAlchemy engine, a PyMongo client.
     streams: the streams that it serves. name: the first part of its workers' name; default: the host's name.
-    keep_published_seconds: 0 deletes an event as soon as it is published.
-    keep_dead_seconds: how long dead letters are kept; those that a blocked or parked key waits for stay longer.
-    prune_seconds, watch_seconds, rescue_seconds: between two runs; rescue: by default a third of the lease.
-    grace_seconds: how long a stop waits for what runs before it ends it.
-    checks: find events that are missing. They need to see what was published: keep_published_seconds must be above 0.
+    keep_published: how long published events are kept; 0 deletes an event as soon as it is published.
+    keep_dead: how long dead letters are kept; those that a blocked or parked key waits for stay longer.
+    prune_every, watch_every, rescue_every: between two runs; rescue: by default a third of the lease.
+    grace: how long a stop waits for what runs before it ends it.
+    checks: find events that are missing. They need to see what was published: keep_published must be above 0.
     observers: learn what this relay does.
     logger: gets all log lines; default: one logger for each module.
+
+    Durations are texts such as ``"24h"``, or numbers of seconds.
     """
 
     def __init__(
@@ -51,29 +54,29 @@ class Relay:
         streams: Sequence[Stream],
         *,
         name: str | None = None,
-        keep_published_seconds: float = DAY_SECONDS,
-        keep_dead_seconds: float = 7 * DAY_SECONDS,
-        prune_seconds: float = 3600.0,
-        watch_seconds: float = 60.0,
-        rescue_seconds: float | None = None,
-        grace_seconds: float = 20.0,
+        keep_published: Duration = "24h",
+        keep_dead: Duration = "7d",
+        prune_every: Duration = "1h",
+        watch_every: Duration = "1m",
+        rescue_every: Duration | None = None,
+        grace: Duration = "20s",
         checks: Sequence[Check] = (),
         observers: Sequence[Observer] = (),
         logger: logging.Logger | None = None,
     ) -> None:
         _check_streams(streams)
-        _check_checks(checks, keep_published_seconds)
         self.checks = tuple(checks)
         self._observers = Observers(observers, logger or log)
         self.store = observed_store(store_of(store), self._observers)
         # Unique to this start of this process: a restarted worker must not be taken for the one that died.
         self.name = f"{name or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self._keep_published = keep_published_seconds
-        self._keep_dead = keep_dead_seconds
-        self._prune_seconds = prune_seconds
-        self._watch_seconds = watch_seconds
-        self._rescue_seconds = rescue_seconds
-        self._grace = grace_seconds
+        self._keep_published_seconds = seconds_of("keep_published", keep_published)
+        self._keep_dead_seconds = seconds_of("keep_dead", keep_dead)
+        self._prune_seconds = seconds_of("prune_every", prune_every, "1ms")
+        self._watch_seconds = seconds_of("watch_every", watch_every, "1ms")
+        self._rescue_seconds = None if rescue_every is None else seconds_of("rescue_every", rescue_every, "1ms")
+        self._grace_seconds = seconds_of("grace", grace)
+        _check_checks(checks, self._keep_published_seconds)
         self._logger = logger
         self._log = logger or log
         self._jobs = [self._assign(stream) for stream in streams]
@@ -81,9 +84,9 @@ class Relay:
 
     def _assign(self, stream: Stream) -> Assignment:
         publisher = observed_publisher(publisher_of(stream), self._observers)
-        keep, logger = self._keep_published > 0, self._logger
-        rules = Rules(stream.retry, stream.max_attempts, OnDead(stream.on_dead), keep, logger)
-        return Assignment(self.store, stream, publisher, rules, self.name, self._grace, self._observers, logger)
+        keep, logger = self._keep_published_seconds > 0, self._logger
+        rules = Rules(stream.retry_policy, stream.max_attempts, OnDead(stream.on_dead), keep, logger)
+        return Assignment(self.store, stream, publisher, rules, self.name, self._grace_seconds, self._observers, logger)
 
     def _supervise(self) -> Supervisor:
         return Supervisor(self.store, self._jobs, self._services(), self._logger)
@@ -91,15 +94,15 @@ class Relay:
     def _services(self) -> list[Service]:
         prune = Prune(
             self.store,
-            keep_published_seconds=self._keep_published,
-            keep_dead_seconds=self._keep_dead,
-            interval_seconds=self._prune_seconds,
+            keep_published=self._keep_published_seconds,
+            keep_dead=self._keep_dead_seconds,
+            every=self._prune_seconds,
             logger=self._logger,
         )
-        watch = Watch(self.store, interval_seconds=self._watch_seconds, logger=self._logger)
+        watch = Watch(self.store, every=self._watch_seconds, logger=self._logger)
         rescues = [self._rescue(job.stream) for job in self._jobs if job.stream.mode is Mode.QUEUE]
         reconciles = [
-            Reconcile(self.store, check, grace_seconds=self._grace, logger=self._logger) for check in self.checks
+            Reconcile(self.store, check, grace=self._grace_seconds, logger=self._logger) for check in self.checks
         ]
         return [prune, watch, *rescues, *reconciles]
 
@@ -108,9 +111,9 @@ class Relay:
         return Rescue(
             self.store,
             stream.name,
-            stuck_seconds=stream.stuck_seconds,
+            stuck=stream.stuck_seconds,
             max_attempts=stream.max_attempts,
-            interval_seconds=every,
+            every=every,
             logger=self._logger,
         )
 
@@ -211,6 +214,6 @@ def _check_checks(checks: Sequence[Any], keep_published_seconds: float) -> None:
         names.add(check.name)
     if checks and keep_published_seconds <= 0:
         raise ConfigError(
-            "checks need to see what was published, and keep_published_seconds is 0; "
-            "keep it for longer than it takes until an event has its effect, for example 3600"
+            "checks need to see what was published, and keep_published is 0; "
+            'keep it for longer than it takes until an event has its effect, for example "24h"'
         )

@@ -1,10 +1,11 @@
 """Retry policies: functions from the number of attempts to the wait before the next one. Pure."""
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from pillarbox.durations import Duration, seconds_of
 from pillarbox.errors import ConfigError
 from pillarbox.hints import hint
 
@@ -12,23 +13,32 @@ from pillarbox.hints import hint
 Retry = Callable[[int], float]
 
 
-def _check(**settings: float) -> None:
-    for name, value in settings.items():
-        if not 0 <= value < float("inf"):
-            raise ConfigError(f"retry {name} is {value}; use a number of seconds, 0 or more")
+def _set_seconds(policy: object, *settings: str) -> None:
+    for name in settings:
+        object.__setattr__(policy, f"{name}_seconds", seconds_of(f"retry {name}", getattr(policy, name)))
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """A random time up to ``base_seconds * factor ** (attempts - 1)``, at most ``limit_seconds`` (full jitter)."""
+    """A random time up to ``base * factor ** (attempts - 1)``, at most ``limit`` (full jitter).
 
-    base_seconds: float = 1.0
+    base, limit: durations such as ``"1s"`` or a number of seconds. jitter: False waits for the whole time.
+    """
+
+    base: Duration = "1s"
     factor: float = 2.0
-    limit_seconds: float = 300.0
+    limit: Duration = "10m"
     jitter: bool = True
+    base_seconds: float = field(init=False, repr=False)
+    limit_seconds: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check(base_seconds=self.base_seconds, factor=self.factor, limit_seconds=self.limit_seconds)
+        _set_seconds(self, "base", "limit")
+        factor: Any = self.factor
+        if not isinstance(factor, int | float) or not 0 <= factor <= 1_000_000:
+            raise ConfigError(f"retry factor is {self.factor!r}; use a number from 0 to 1000000")
+        if not isinstance(self.jitter, bool):
+            raise ConfigError(f"retry jitter is {self.jitter!r}; use true or false")
 
     def __call__(self, attempts: int) -> float:
         try:
@@ -40,56 +50,71 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always ``seconds``."""
+    """Always ``wait``, a duration such as ``"30s"`` or a number of seconds."""
 
-    seconds: float = 5.0
+    wait: Duration = "5s"
+    wait_seconds: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check(seconds=self.seconds)
+        _set_seconds(self, "wait")
 
     def __call__(self, attempts: int) -> float:
-        return self.seconds
+        return self.wait_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """``step_seconds`` more after each attempt, at most ``limit_seconds``."""
+    """``step`` more after each attempt, at most ``limit``: durations such as ``"5s"`` or a number of seconds."""
 
-    step_seconds: float = 5.0
-    limit_seconds: float = 300.0
+    step: Duration = "5s"
+    limit: Duration = "5m"
+    step_seconds: float = field(init=False, repr=False)
+    limit_seconds: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check(step_seconds=self.step_seconds, limit_seconds=self.limit_seconds)
+        _set_seconds(self, "step", "limit")
 
     def __call__(self, attempts: int) -> float:
         return min(self.limit_seconds, self.step_seconds * attempts)
 
 
-_POLICIES: Final[dict[str, Any]] = {"exponential": Exponential, "fixed": Fixed, "linear": Linear}
+_POLICIES: Final[Mapping[str, Any]] = {"exponential": Exponential, "fixed": Fixed, "linear": Linear}
+_WORDS: Final = {"true": True, "false": False}
 
 
-def retry_policy(given: Retry | str, where: str) -> Retry:
-    """The policy itself, or the one that a text like ``fixed:seconds=30`` names. ``where`` begins the error."""
-    if not isinstance(given, str):
-        if not callable(given):
+def retry_of(value: Retry | str) -> Retry:
+    """A policy from a text: ``exponential``, ``fixed:30s`` or ``linear:step=5s,limit=5m``. A policy stays as it is."""
+    if not isinstance(value, str):
+        if not callable(value):
             raise ConfigError(
-                f"{where}: retry is {given!r}; pass Exponential(), Fixed(), Linear(), a text such as "
-                "'fixed:seconds=30', or a function from the number of attempts to seconds"
+                f'retry is of type {type(value).__name__}; pass a policy such as Fixed("30s"), or "fixed:30s"'
             )
-        return given
-    kind, _, rest = given.partition(":")
+        return value
+    kind, _, rest = value.partition(":")
     if kind not in _POLICIES:
-        raise ConfigError(f"{where}: retry is {given!r}; {hint(kind, _POLICIES)}")
-    known = _POLICIES[kind].__dataclass_fields__
-    options: dict[str, Any] = {}
+        raise ConfigError(f"retry is {value!r}; {hint(kind, _POLICIES)}")
+    known = [each.name for each in fields(_POLICIES[kind]) if each.init]
+    given: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
-        name, _, value = part.partition("=")
+        name, equals, text = part.partition("=")
+        if not equals:
+            # The first setting needs no name, as in Fixed("30s").
+            name, text = known[0], part
         if name not in known:
-            raise ConfigError(f"{where}: retry {kind} has no {name!r}; {hint(name, known)}")
-        try:
-            options[name] = {"true": True, "false": False}[value] if name == "jitter" else float(value)
-        except (KeyError, ValueError):
-            wanted = "true or false" if name == "jitter" else "a number"
-            raise ConfigError(f"{where}: retry {name} is {value!r}; use {wanted}") from None
-    made: Retry = _POLICIES[kind](**options)
-    return made
+            raise ConfigError(f"retry is {value!r}: {kind} has no {name!r}; {hint(name, known)}")
+        if name in given:
+            raise ConfigError(f"retry is {value!r}, which has two values for {name!r}; leave out one of them")
+        given[name] = _read(name, text)
+    policy: Retry = _POLICIES[kind](**given)
+    return policy
+
+
+def _read(name: str, text: str) -> Any:
+    if name == "jitter":
+        return _WORDS.get(text, text)
+    if name != "factor":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 from pillarbox.batch import Batch
+from pillarbox.durations import Duration, seconds_of
 from pillarbox.envelopes import Envelope, HeaderBuilder, Message, envelope_named, kafka
 from pillarbox.errors import ConfigError, MissingExtra, Outage
 from pillarbox.event import Event
@@ -65,11 +66,11 @@ class KafkaPublisher(Publisher):
     producers: how many, and so how many calls of ``publish`` at once.
     strict_keys: one record per key at a time, which is slower. A stream that blocks or parks keys always has it.
     Without it, too, nothing follows a refused event of its key, as long as the brokers check sequence numbers.
-    stuck_seconds: how long a partition may be silent while others confirm; then its keys wait, uncharged.
-    connect_seconds: how long ``open`` waits for a broker.
+    stuck: how long a partition may be silent while others confirm; then its keys wait, uncharged.
+    connect_timeout: how long ``open`` waits for a broker.
     """
 
-    options = frozenset({*OPTIONS, "properties", "connect_seconds"})
+    options = frozenset({*OPTIONS, "properties"})
 
     def __init__(
         self,
@@ -82,8 +83,8 @@ class KafkaPublisher(Publisher):
         source: str = "/pillarbox",
         producers: int = 4,
         strict_keys: bool = False,
-        stuck_seconds: float = 30.0,
-        connect_seconds: float = 5.0,
+        stuck: Duration = "30s",
+        connect_timeout: Duration = "5s",
     ) -> None:
         self._servers = servers if isinstance(servers, str) else ",".join(servers)
         if not self._servers:
@@ -99,8 +100,6 @@ class KafkaPublisher(Publisher):
             )
         if producers < 1:
             raise ConfigError(f"producers={producers} leaves nothing to publish with; use 1 or more")
-        if stuck_seconds <= 0:
-            raise ConfigError(f"stuck_seconds={stuck_seconds} would give up at once; use 30 or so")
         check_properties(properties or {})
         if isinstance(envelope, str):
             envelope = envelope_named(envelope, headers=headers, source=source)
@@ -111,8 +110,8 @@ class KafkaPublisher(Publisher):
         self._topic = "" if topic == _OWN_TOPICS else topic
         self._producers = producers
         self._strict_keys = strict_keys
-        self._stuck_seconds = stuck_seconds
-        self._connect_seconds = connect_seconds
+        self._stuck_seconds = seconds_of("stuck", stuck, "100ms")
+        self._connect_seconds = seconds_of("connect_timeout", connect_timeout, "1ms", "1h")
         base = {"bootstrap.servers": self._servers}
         self._producer_config = {**_QUIET, **_PROMISES, **given, **base}
         self._admin_config = {

@@ -1,5 +1,6 @@
 """Settings of the Kafka publisher: options of its URL, and client properties that would break a promise."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -8,7 +9,8 @@ from pillarbox.errors import ConfigError
 from pillarbox.hints import hint
 from pillarbox.imports import load_object
 
-OPTIONS: Final = ("topic", "envelope", "headers", "source", "producers", "strict_keys", "stuck_seconds")
+OPTIONS: Final = ("topic", "envelope", "headers", "source", "producers", "strict_keys", "stuck", "connect_timeout")
+_HOST: Final = re.compile(r"(\[[^\]]+\]|[^:\[\]]+)(:[0-9]{1,5})?")
 # The only librdkafka properties whose names have no dot.
 DOTLESS: Final = ("acks", "retries", "partitioner", "debug")
 
@@ -78,10 +80,18 @@ def parse_url(url: str) -> dict[str, Any]:
     if parts.scheme != "kafka":
         raise ConfigError(f"a Kafka URL starts with kafka://, not {parts.scheme or url.partition(':')[0]}://")
     user, at, hosts = parts.netloc.rpartition("@")
-    if not hosts or parts.path not in ("", "/"):
+    if not hosts or parts.path not in ("", "/") or parts.fragment:
+        # The text is not shown: with an unescaped password, a part of that would be taken for a host or a path.
         raise ConfigError(
-            f"kafka://{hosts}{parts.path} names no broker or has a path; write kafka://host:9092?topic=orders"
+            "the Kafka URL names no broker or has a path; write kafka://user:password@host:9092?topic=orders, "
+            "in a password @ as %40, / as %2F, # as %23 and ? as %3F"
         )
+    for host in hosts.split(","):
+        if not _HOST.fullmatch(host):
+            raise ConfigError(
+                "the Kafka URL has a broker without a name or a port that is no number; "
+                "write kafka://host:9092,other:9092?topic=orders"
+            )
     servers = ",".join(_with_port(host) for host in hosts.split(","))
     arguments: dict[str, Any] = {"servers": servers}
     properties: dict[str, Any] = {}
@@ -122,8 +132,6 @@ def _converted(option: str, value: str) -> object:
     try:
         if option == "producers":
             return int(value)
-        if option == "stuck_seconds":
-            return float(value)
     except ValueError:
         raise ConfigError(f"{option}={value!r} in the Kafka URL is not a number; write for instance 4") from None
     if option == "strict_keys":

@@ -37,17 +37,26 @@ class OwnClient:
             raise ConfigError(f"the store URL names no server or no database; write {_EXAMPLE}")
 
     def get(self) -> Client:
-        return AsyncMongoClient(
-            self.url,
-            appname="pillarbox",
-            serverSelectionTimeoutMS=int(CONNECT_SECONDS * 1000),
-            connectTimeoutMS=int(CONNECT_SECONDS * 1000),
-            timeoutMS=int(COMMAND_SECONDS * 1000),
-            retryWrites=True,
-        )
+        try:
+            return AsyncMongoClient(
+                self.url,
+                appname="pillarbox",
+                serverSelectionTimeoutMS=int(CONNECT_SECONDS * 1000),
+                connectTimeoutMS=int(CONNECT_SECONDS * 1000),
+                timeoutMS=int(COMMAND_SECONDS * 1000),
+                retryWrites=True,
+            )
+        except (OSError, ValueError) as error:  # a file of certificates, or a port
+            raise ConfigError(f"the store URL cannot be used ({_reason(error)}); write {_EXAMPLE}") from None
 
     async def release(self, client: Client) -> None:
         await client.close()
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file of certificates'} cannot be read: {error.strerror or error}"
+    return "a host or a port is wrong"  # the driver's words can quote the URL
 
 
 class GivenClient:

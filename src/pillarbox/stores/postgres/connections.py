@@ -41,6 +41,9 @@ class Source(NamedTuple):
 
 def source_of(place: Any, listen_url: str | None, *, pool_size: int, statement_cache: int) -> Source:
     """From a URL, a pool of asyncpg or an engine of SQLAlchemy."""
+    if listen_url:
+        listen_url = plain_url(listen_url)
+        where(listen_url)  # refuses a wrong one now, not when the relay first sleeps
     if isinstance(place, str):
         url = plain_url(place)
         return Source(OwnPool(url, pool_size, statement_cache), _connector(listen_url or url), where(url), url)

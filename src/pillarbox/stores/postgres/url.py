@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 
 from pillarbox.errors import ConfigError
 
-_HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::(\d*))?")
+_HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::([0-9]{0,5}))?")
+_LAST_PORT: Final = 65_535
 _DRIVER: Final = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://")
 
 
@@ -15,11 +16,16 @@ def plain_url(url: str) -> str:
     return _DRIVER.sub("postgresql://", url)
 
 
+def _host(text: str) -> re.Match[str] | None:
+    found = _HOST.fullmatch(text)
+    return found if found is not None and int(found[2] or 0) <= _LAST_PORT else None
+
+
 def where(url: str) -> str:
     """The servers and the database. Refuses a URL with an unescaped password: a part of it would be shown."""
     parts = urlsplit(url)
-    hosts = [_HOST.fullmatch(host) for host in parts.netloc.rpartition("@")[2].split(",")]
-    if "@" in parts.path + parts.fragment or ("@" in parts.query and "@" not in parts.netloc) or None in hosts:
+    hosts = [_host(text) for text in parts.netloc.rpartition("@")[2].split(",")]
+    if "@" in parts.path + parts.fragment or ("@" in parts.query and "@" not in parts.netloc) or not all(hosts):
         raise ConfigError(
             "the store URL has a port that is no number, or a password with unescaped characters; "
             "write postgresql://user@host:5432/database, in a password @ as %40, / as %2F, # as %23 and ? as %3F"

@@ -40,7 +40,7 @@ class SqliteStore(SqlStore):
     def from_url(cls, url: str, **options: Any) -> Self:
         """``sqlite:///relative.db`` or ``sqlite:////absolute.db``."""
         path = url.removeprefix("sqlite:///")
-        if path == url or not path:
+        if path == url or not path or "\0" in path:
             raise ConfigError(
                 f"the store URL {url!r} names no file; write sqlite:///shop.db or sqlite:////path/shop.db"
             )

@@ -1,12 +1,12 @@
 """sqlite3 under the SQLite store: one connection in a thread of its own, and the driver's errors as ours."""
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pillarbox.errors import DuplicateEvent, PillarboxError, SchemaError, StoreDown, StoreError
@@ -34,7 +34,7 @@ class SqliteDatabase:
             if self._connection is not None:
                 return
             # Connecting would create an empty file for a misspelt name.
-            if not create and not self.path.startswith(("file:", ":memory:")) and not Path(self.path).exists():
+            if not create and not self.path.startswith(("file:", ":memory:")) and not os.path.exists(self.path):
                 raise NoDatabase(
                     f"sqlite {self.path} does not exist; correct the path, "
                     "or make it with `pillarbox init` or `await store.migrate()`"
