@@ -332,14 +332,14 @@ class TestOutcomes:
         assert len(called) == 1
 
     @pytest.mark.asyncio
-    @pytest.mark.parametrize("retry", [Fixed(30.0), "fixed:30s"])
+    @pytest.mark.parametrize("retry", [Fixed("30s"), "fixed:30s"])
     async def test_the_limits_of_a_handler_go_with_its_failure(self, kind: Any, retry: Any) -> None:
         handlers = Handlers()
         handlers.on("a", retry=retry, max_attempts=3)(kind(raising(ValueError("boom"))))
         await handlers.open()
         (outcome,) = await handlers.publish(Batch.of([make_event(type="a")]))
         await handlers.close()
-        assert outcome.limits == Limits(Fixed(30.0), 3)
+        assert outcome.limits == Limits(Fixed("30s"), 3)
 
     @pytest.mark.asyncio
     async def test_a_forgotten_await_is_no_success(self, kind: Any) -> None:
