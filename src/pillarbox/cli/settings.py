@@ -58,7 +58,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Setting(
             "rescue_seconds", float, RELAY, "queue streams: interval of rescuing (a third of the lease)", low=0.001
         ),
-        Setting("grace_seconds", float, RELAY, "how long a stop waits for running turns (20)", low=0),
+        Setting("grace_seconds", float, RELAY, "how long a stop takes at the most (20)", low=0),
         Setting(
             "to",
             str,
