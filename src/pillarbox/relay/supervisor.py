@@ -285,7 +285,7 @@ class Supervisor:
             except Exception as error:
                 if self._readiness.failed(_STORE, error):
                     self._log.error(
-                        "%s; trying again every few seconds",
+                        "%s",
                         error,
                         exc_info=None if isinstance(error, PillarboxError) else error,
                         extra={"action": "store_refused"},
