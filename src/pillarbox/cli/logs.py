@@ -14,7 +14,6 @@ _DRIVERS: Final = (
     "aiosqlite",
     "asyncio",
     "asyncmy",
-    "asyncpg",
     "confluent_kafka",
     "psycopg",
     "pymongo",
@@ -31,6 +30,8 @@ def start(form: str, level: str) -> None:
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     for name in _DRIVERS:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+    # While the database is away its pool warns every second, with a traceback. The relay says it once.
+    logging.getLogger("asyncpg").setLevel(logging.ERROR)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
