@@ -24,7 +24,7 @@ from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.destination import publisher_of
 from pillarbox.relay.plan import Rules
 from pillarbox.relay.stream import OnDead, Stream
-from pillarbox.relay.supervisor import Supervisor
+from pillarbox.relay.supervisor import Readiness, Supervisor
 from pillarbox.urls import store_of
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class Relay:
     async def ready(self) -> None:
         """Wait until every stream is served. Raises an error that no waiting mends: a setting or a password that is
         wrong, missing tables. The relay itself goes on trying."""
-        await self._running("ready").ready()
+        await self._running("ready").readiness.wait()
 
     async def stop(self) -> None:
         """Finish or give back all work, and disconnect, within ``grace_seconds``. Safe to call twice."""
@@ -176,20 +176,23 @@ class Relay:
             loop.add_signal_handler(number, asked.set)
         try:
             await self.start()
-            await self._serve_until(asked)
+            readiness = self._running("run").readiness
+            readiness.tells_errors = False
+            await self._serve_until(asked, readiness)
         finally:
             # A second Ctrl-C ends the process at once; a second SIGTERM changes nothing.
             loop.remove_signal_handler(signal.SIGINT)
             await self.stop()
             loop.remove_signal_handler(signal.SIGTERM)
 
-    async def _serve_until(self, asked: asyncio.Event) -> None:
+    async def _serve_until(self, asked: asyncio.Event, readiness: Readiness) -> None:
         """Wait for the signal. Raises an error that no waiting mends, if it comes before the relay serves."""
-        tasks = [asyncio.create_task(self.ready()), asyncio.create_task(asked.wait())]
+        tasks = [asyncio.create_task(readiness.wait()), asyncio.create_task(asked.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not asked.is_set():
                 tasks[0].result()
+                readiness.tells_errors = True
                 await asked.wait()
         finally:
             for task in tasks:

@@ -28,9 +28,12 @@ _CANCEL_SECONDS = 0.5
 
 
 class Readiness:
-    """The parts of a relay that do not serve yet. A part whose error no waiting mends has that error here."""
+    """The parts of a relay that do not serve yet. A part whose error no waiting mends has that error here.
+
+    tells_errors: False while somebody waits who ends with the error; logging it too would say it twice."""
 
     def __init__(self, parts: Iterable[str]) -> None:
+        self.tells_errors = True
         self._missing = set(parts)
         self._errors: dict[str, Exception] = {}
         self._changed = asyncio.Event()
@@ -44,12 +47,12 @@ class Readiness:
         self._missing.add(part)
 
     def failed(self, part: str, error: Exception) -> bool:
-        """Note an error. False: it is the one that is known already."""
+        """Note an error. True: it has to be logged, because it is new."""
         known = repr(self._errors.get(part))
         self._missing.add(part)
         self._errors[part] = error
         self._changed.set()
-        return repr(error) != known
+        return self.tells_errors and repr(error) != known
 
     def stopped(self) -> None:
         self.failed("stop", PillarboxError("the relay was stopped before it served all of its streams"))
@@ -193,8 +196,8 @@ class Supervisor:
         logger: logging.Logger | None = None,
     ) -> None:
         names = [job.stream.name for job in jobs]
-        self._readiness = Readiness([_STORE, *names])
-        self.runners = {job.stream.name: StreamRunner(job, self._readiness) for job in jobs}
+        self.readiness = Readiness([_STORE, *names])
+        self.runners = {job.stream.name: StreamRunner(job, self.readiness) for job in jobs}
         self._store = store
         self._jobs = jobs
         self._services = services
@@ -215,10 +218,6 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._run(), name="pillarbox-relay")
 
-    async def ready(self) -> None:
-        """Wait until every stream is served. Raises an error that no waiting mends."""
-        await self._readiness.wait()
-
     async def drain(self) -> None:
         for runner in self.runners.values():
             await runner.drain()
@@ -235,7 +234,7 @@ class Supervisor:
             runner.stop(deadline)
         for service in self._services:
             service.stop()
-        self._readiness.stopped()
+        self.readiness.stopped()
         if self._task is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(deadline.left(Step.SETTLE)):
@@ -283,7 +282,7 @@ class Supervisor:
                 if not told:
                     self._log.warning("%s; trying again every few seconds", error, extra={"action": "store_down"})
             except Exception as error:
-                if self._readiness.failed(_STORE, error):
+                if self.readiness.failed(_STORE, error):
                     self._log.error(
                         "%s",
                         error,
@@ -297,4 +296,4 @@ class Supervisor:
         self._is_open = True
         if told:
             self._log.warning("%s answers now", self._store.description, extra={"action": "store_up"})
-        self._readiness.serves(_STORE)
+        self.readiness.serves(_STORE)
