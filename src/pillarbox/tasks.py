@@ -1,9 +1,9 @@
-"""Tasks: end one for sure, or run one to completion."""
+"""Tasks: end one for sure, or run one to completion; objects of asyncio in more than one event loop."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -31,3 +31,20 @@ async def run_to_completion(work: Awaitable[T]) -> T:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
         raise
+
+
+class PerLoop(Generic[T]):
+    """An object for the running event loop; another loop gets a new one.
+
+    A lock or an event of asyncio belongs to the first loop in which somebody waited for it. An object that outlives its
+    loop (``asyncio.run`` twice, a loop for each test) could not be used again."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self) -> T:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._made = loop, self._make()
+        return self._made

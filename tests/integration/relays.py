@@ -230,7 +230,8 @@ def cut(store: Store, patch: pytest.MonkeyPatch) -> None:
 
 def worker_of(running: Relay, name: str = STREAM) -> Any:
     """The worker of a stream, behind the relay's public face; None before it serves."""
-    return running._supervisor.runners[name].worker
+    supervisor = running._supervisor
+    return None if supervisor is None else supervisor.runners[name].worker
 
 
 async def lease_in_doubt(running: Relay) -> None:
@@ -352,7 +353,7 @@ def ledger_copies(lines: Iterable[Line]) -> int:
 async def refused(store: Store) -> str:
     """What a relay says that cannot start: one sentence."""
     with pytest.raises(StoreError) as caught:
-        await relay(store, stream(MemoryPublisher())).start()
-    await store.close()
+        async with relay(store, stream(MemoryPublisher())) as running:
+            await running.ready()
     assert "\n" not in str(caught.value)
     return str(caught.value)

@@ -373,10 +373,9 @@ async def test_a_relay_waits_for_mongodb_and_outlives_a_restart(
     await asyncio.to_thread(server.stop)
     to = MemoryPublisher()
     running = relay(outbox(), stream(to, batch=5))
-    starting = asyncio.create_task(running.start())
+    await running.start()
     await until(lambda: "store_down" in {getattr(record, "action", None) for record in caplog.records})
     await asyncio.to_thread(server.start)
-    await starting
     await to.wait_for(10)
     await asyncio.to_thread(server.restart)
     await asyncio.to_thread(server.kill)

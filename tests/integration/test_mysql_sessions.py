@@ -236,7 +236,8 @@ async def test_what_is_wrong_is_told_in_one_sentence(my: SqlOutbox, store: SqlSt
     said = await refused(MysqlStore(url.replace("/test", "/not_there")))
     assert "there is no such database; create it, or correct the URL" in said
     with pytest.raises(SchemaError, match="migrate"):
-        await relay(MysqlStore(url, prefix="missing"), stream(MemoryPublisher())).start()
+        async with relay(MysqlStore(url, prefix="missing"), stream(MemoryPublisher())) as running:
+            await running.ready()
     with pytest.raises(StoreDown):
         await MysqlStore("mysql://root@127.0.0.1:1/none").open()
 

@@ -18,10 +18,11 @@ from pillarbox.operations import (
     list_record,
     stream_record,
 )
-from pillarbox.store import Audit, Filter, Found
+from pillarbox.store import Audit, Filter, Found, HoldMode, WorkerStatus
 
 ID = UUID("0192f0c1-7b3a-7c11-8000-5f0e3a2b1c4d")
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+ANN = WorkerStatus("ann", True, 1.23456, 16, 13.76544)
 SUMMARY = (
     *("id", "seq", "stream", "tenant", "topic", "type", "key", "status", "attempts", "created_at", "next_attempt_at"),
     *("published_at", "last_error", "last_error_at", "payload_bytes"),
@@ -59,12 +60,37 @@ def test_an_event_with_all_its_fields() -> None:
 
 def test_a_stream() -> None:
     counts = dict.fromkeys(Status, 0) | {Status.PENDING: 2}
-    row = StreamRow("mail", Mode.QUEUE, "kafka a:9092", False, 0, 2, 1.23456, counts, 7)
+    row = StreamRow("mail", Mode.QUEUE, "kafka a:9092", False, (), 2, 1.23456, counts, 7)
     record = stream_record(row)
     names = ("stream", "mode", "destination", "paused", "workers", "unserved", "waiting", "oldest_seconds")
-    assert tuple(record) == (*names, *(each.value for each in Status), "published_last_hour")
-    assert tuple(record.values()) == ("mail", "queue", "kafka a:9092", False, 0, True, 2, 1.235, *counts.values(), 7)
-    assert stream_record(row._replace(workers=1, mode=None))["unserved"] is False
+    others = ("published_last_hour", "held_keys", "worker_list", "reasons")
+    assert tuple(record) == (*names, *(each.value for each in Status), *others)
+    values = ("mail", "queue", "kafka a:9092", False, 0, True, 2, 1.235, *counts.values(), 7)
+    assert tuple(record.values())[:-3] == values
+    assert record["held_keys"] == {"retrying": 0, "blocked": 0, "parked": 0}
+    served = stream_record(row._replace(workers=[ANN], mode=None))
+    assert (served["unserved"], served["workers"], served["reasons"]) == (False, 1, [])
+    seen = {"name": "ann", "live": True, "seen_seconds": 1.235, "shards": 16, "free_seconds": 13.765}
+    assert served["worker_list"] == [seen]
+    assert json.loads(json.dumps(served)) == served
+
+
+def test_a_stream_says_why_its_events_wait() -> None:
+    counts = dict.fromkeys(Status, 0) | {Status.PENDING: 2}
+    row = StreamRow("mail", Mode.ORDERED, "kafka a:9092", True, (), 2, 1.2, counts, 7)
+    assert row.reasons == [
+        "it is paused; let it go on with `pillarbox streams resume mail`",
+        "no relay serves it; start one with `pillarbox relay`",
+    ]
+    died = ANN._replace(name="bob", live=False, seen_seconds=12.3, shards=8, free_seconds=2.7)
+    left = ANN._replace(name="cleo", live=False, seen_seconds=None, shards=0, free_seconds=5.0)
+    held = {HoldMode.PARKED: 1, HoldMode.RETRYING: 1200}
+    assert row._replace(paused=False, workers=[ANN, died, left], held_keys=held).reasons == [
+        "worker bob was not seen for 12 s; its 8 shards come free in 3 s",
+        "worker cleo has left; its events come free in 5 s",
+        "keys are held behind an event that failed or died: 1,200 retrying, 1 parked",
+    ]
+    assert row._replace(waiting=0).reasons == []
 
 
 def test_an_action() -> None:

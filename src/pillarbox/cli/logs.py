@@ -9,14 +9,29 @@ from typing import Any, Final
 from pillarbox.cli import secrets
 from pillarbox.operations.records import iso
 
+# Their own lines at DEBUG and INFO contain statements with headers and payloads.
+_DRIVERS: Final = (
+    "aiosqlite",
+    "asyncio",
+    "asyncmy",
+    "confluent_kafka",
+    "psycopg",
+    "pymongo",
+    "pymysql",
+    "sqlalchemy",
+)
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def start(form: str, level: str) -> None:
-    """Send all logs to standard error from now on."""
+    """Send all logs to standard error from now on. Those of drivers begin at WARNING."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    for name in _DRIVERS:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+    # While the database is away its pool warns every second, with a traceback. The relay says it once.
+    logging.getLogger("asyncpg").setLevel(logging.ERROR)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -58,7 +58,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Setting("prune_every", DURATION, RELAY, "interval of pruning (1h)"),
         Setting("watch_every", DURATION, RELAY, "interval of looking for streams that no relay serves (1m)"),
         Setting("rescue_every", DURATION, RELAY, "queue streams: interval of rescuing (a third of the lease)"),
-        Setting("grace", DURATION, RELAY, "how long a stop waits for running turns (20s)"),
+        Setting("grace", DURATION, RELAY, "how long a stop takes at the most (20s)"),
         Setting(
             "to",
             str,

@@ -72,6 +72,8 @@ async def _status(chosen: Any, columns: Sequence[Column]) -> int:
         print(f"{where} has no events and no streams yet")
     else:
         _print(columns, rows)
+        if columns is _COLUMNS:
+            _print_details(rows)
     late = [row for row in rows if limit_seconds is not None and (row.oldest_seconds or 0) > limit_seconds]
     dead = [row for row in rows if getattr(chosen, "fail_if_dead", False) and row.counts[Status.DEAD]]
     for row in late:
@@ -103,6 +105,20 @@ def _print(columns: Sequence[Column], rows: Sequence[StreamRow]) -> None:
         if row.paused:
             marks[number, "paused"] = False
     output.print_table(columns, lines, marks)
+
+
+def _print_details(rows: Sequence[StreamRow]) -> None:
+    """The live workers by name, and why events wait."""
+    lines = []
+    for row in rows:
+        names = ", ".join(f"{each.name} ({each.shards} shards)" for each in row.workers if each.live)
+        if names:
+            lines.append(f"{row.stream}: served by {names}")
+        lines += [f"{row.stream}: events wait because {reason}" for reason in row.reasons]
+    if lines:
+        print()
+    for line in lines:
+        print(output.shown(line))
 
 
 async def steer(chosen: Any) -> int:

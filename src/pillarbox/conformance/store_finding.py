@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, STREAM, StoreSetup, ids, refs, settle
+from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, SHARDS, STREAM, StoreSetup, ids, refs, settle
 from pillarbox.event import Event, Status
 from pillarbox.store import Failure, Filter, Found, HoldMode, Settlement, Store
 
@@ -34,7 +34,8 @@ class FindingTests(StoreSetup):
         assert [each.stream for each in (letters, orders, quiet)] == ["letters", STREAM, "quiet"]
         states = (Status.PENDING, Status.PUBLISHED, Status.FAILED, Status.DEAD)
         assert dict(orders.counts) == dict.fromkeys(states, 1)
-        assert (orders.workers, letters.workers, quiet.workers) == (1, 0, 0)
+        assert [[each.name for each in found.workers] for found in (orders, letters, quiet)] == [["ann"], [], []]
+        assert (dict(orders.held_keys), dict(quiet.held_keys)) == ({HoldMode.RETRYING: 1}, {})
         assert (orders.paused, quiet.paused) == (False, True)
         assert (orders.published_last_hour, letters.published_last_hour) == (1, 0)
         assert dict(letters.counts) == {Status.SCHEDULED: 1}
@@ -45,7 +46,30 @@ class FindingTests(StoreSetup):
         await self.join(store, STREAM, "ann", LEASE)
         await self.join(store, STREAM, "bob", PAST)
         (stream,) = await store.streams()
-        assert stream.workers == 1
+        assert [(each.name, each.live) for each in stream.workers] == [("ann", True)]
+
+    @pytest.mark.asyncio
+    async def test_a_worker_that_does_not_renew_is_named_until_its_shards_come_free(self, store: Store) -> None:
+        await self.own_all(store, "ann")
+        await store.join(STREAM, "ann", PAST)
+        ((ann,),) = [each.workers for each in await store.streams()]
+        assert (ann.name, ann.live, ann.shards) == ("ann", False, SHARDS)
+        assert ann.seen_seconds is not None
+        assert 0 < ann.free_seconds <= LEASE
+        await store.leave(STREAM, "ann")
+        ((ann,),) = [each.workers for each in await store.streams()]
+        assert (ann.seen_seconds, ann.shards) == (None, SHARDS)
+
+    @pytest.mark.asyncio
+    async def test_held_keys_are_counted_by_their_mode(self, store: Store) -> None:
+        grant = await self.own(store)
+        retrying, blocked, parked, other = await self.write(store, grant, *self.events(4))
+        await self.fail_head(store, grant, retrying, delay=LONG)
+        await self.kill_head(store, grant, blocked)
+        for head in (parked, other):
+            await self.kill_head(store, grant, head, mode=HoldMode.PARKED)
+        (stream,) = await store.streams()
+        assert dict(stream.held_keys) == {HoldMode.RETRYING: 1, HoldMode.BLOCKED: 1, HoldMode.PARKED: 2}
 
     @pytest.mark.asyncio
     async def test_only_what_waits_has_an_age(self, store: Store) -> None:

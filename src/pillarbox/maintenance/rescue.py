@@ -39,11 +39,13 @@ class Rescue(Service):
             if done.retried + done.dead < self._batch:
                 break
         if retried or dead:
-            self._log.warning(
-                "stream '%s': rescued %d events of workers that died or hang, %d of them dead",
+            died = f"; {dead:,} of them are dead; see: pillarbox dead list --stream {self._stream}" if dead else ""
+            self._log.log(
+                logging.ERROR if dead else logging.WARNING,
+                "stream '%s': rescued %d events of workers that died or hang%s",
                 self._stream,
                 retried + dead,
-                dead,
+                died,
                 extra={"action": "rescued", "stream": self._stream, "retried": retried, "dead": dead},
             )
         return Rescued(retried, dead)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pillarbox.event import Event
 from pillarbox.operations.streams import StreamRow
-from pillarbox.store import Audit, Found
+from pillarbox.store import Audit, Found, HoldMode, WorkerStatus
 
 
 def list_record(found: Found) -> dict[str, Any]:
@@ -75,13 +75,21 @@ def stream_record(row: StreamRow) -> dict[str, Any]:
         "mode": None if row.mode is None else row.mode.value,
         "destination": row.destination,
         "paused": row.paused,
-        "workers": row.workers,
+        "workers": row.live_workers,
         "unserved": row.is_unserved,
         "waiting": row.waiting,
         "oldest_seconds": None if row.oldest_seconds is None else round(row.oldest_seconds, 3),
         **{each.value: count for each, count in row.counts.items()},
         "published_last_hour": row.published_last_hour,
+        "held_keys": {mode.value: row.held_keys.get(mode, 0) for mode in HoldMode},
+        "worker_list": [_worker_record(worker) for worker in row.workers],
+        "reasons": row.reasons,
     }
+
+
+def _worker_record(worker: WorkerStatus) -> dict[str, Any]:
+    seen = None if worker.seen_seconds is None else round(worker.seen_seconds, 3)
+    return worker._asdict() | {"seen_seconds": seen, "free_seconds": round(worker.free_seconds, 3)}
 
 
 def audit_record(row: Audit) -> dict[str, Any]:

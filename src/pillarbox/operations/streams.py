@@ -1,13 +1,13 @@
 """The status of streams, and pausing and resuming them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pillarbox.event import Mode, Status
 from pillarbox.hints import hint
 from pillarbox.operations.desk import Desk, NotFound
-from pillarbox.store import Insights, StreamStatus
+from pillarbox.store import HoldMode, Insights, StreamStatus, WorkerStatus
 
 _WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.FAILED, Status.HELD)
 
@@ -26,16 +26,44 @@ class StreamRow(NamedTuple):
     mode: Mode | None  # none: no relay has served it, and no plan has it
     destination: str | None
     paused: bool
-    workers: int  # live ones
+    workers: Sequence[WorkerStatus]  # by name; not all are live
     waiting: int  # neither published nor dead, and not scheduled for later
     oldest_seconds: float | None  # the age of the oldest waiting event
     counts: Mapping[Status, int]  # of every status
     published_last_hour: int
+    held_keys: Mapping[HoldMode, int] = MappingProxyType({})
+
+    @property
+    def live_workers(self) -> int:
+        return sum(worker.live for worker in self.workers)
 
     @property
     def is_unserved(self) -> bool:
         """Whether events wait and no relay serves the stream."""
-        return self.waiting > 0 and self.workers == 0
+        return self.waiting > 0 and self.live_workers == 0
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why events wait, in sentences. Empty: none wait, or only because more come than are published."""
+        if not self.waiting:
+            return []
+        found = []
+        if self.paused:
+            found.append(f"it is paused; let it go on with `pillarbox streams resume {self.stream}`")
+        if self.is_unserved:
+            found.append("no relay serves it; start one with `pillarbox relay`")
+        found += [_absence(worker) for worker in self.workers if not worker.live]
+        if self.held_keys:
+            modes = ", ".join(f"{self.held_keys[mode]:,} {mode}" for mode in HoldMode if mode in self.held_keys)
+            found.append(f"keys are held behind an event that failed or died: {modes}")
+        return found
+
+
+def _absence(worker: WorkerStatus) -> str:
+    """What an operator has to know of a worker that is not live."""
+    since = "has left" if worker.seen_seconds is None else f"was not seen for {worker.seen_seconds:.0f} s"
+    owned = "its events come" if not worker.shards else f"its {worker.shards} shards come"
+    return f"worker {worker.name} {since}; {owned} free in {worker.free_seconds:.0f} s"
 
 
 async def status(store: Insights, plans: Mapping[str, PlannedStream] = MappingProxyType({})) -> list[StreamRow]:
@@ -46,7 +74,7 @@ async def status(store: Insights, plans: Mapping[str, PlannedStream] = MappingPr
     known = {each.stream: each for each in await store.streams()}
     planned = {name for name, plan in plans.items() if plan.destination is not None}
     return [
-        _row(known.get(name) or StreamStatus(name, False, 0, {}, None, 0), plans.get(name))
+        _row(known.get(name) or StreamStatus(name, False, (), {}, None, 0), plans.get(name))
         for name in sorted({*known, *planned})
     ]
 
@@ -63,6 +91,7 @@ def _row(found: StreamStatus, plan: PlannedStream | None) -> StreamRow:
         oldest_seconds=found.oldest_seconds,
         counts={each: found.counts.get(each, 0) for each in Status},
         published_last_hour=found.published_last_hour,
+        held_keys=found.held_keys,
     )
 
 

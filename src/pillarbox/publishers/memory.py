@@ -8,6 +8,7 @@ from pillarbox.batch import Batch
 from pillarbox.durations import Duration, seconds_of
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, PublisherFeatures, Result, outage
+from pillarbox.tasks import PerLoop
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class MemoryPublisher(Publisher):
         self._free.set()
         self._held_back = False
         self._waiting = 0
-        self._changed = asyncio.Condition()
+        self._changed = PerLoop(asyncio.Condition)
 
     @property
     def features(self) -> PublisherFeatures:
@@ -72,8 +73,8 @@ class MemoryPublisher(Publisher):
         """All deliveries, once there are at least ``count``; TimeoutError after ``timeout``."""
         seconds = seconds_of("timeout", timeout)
         try:
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: len(self.deliveries) >= count)
+            async with asyncio.timeout(seconds), self._changed():
+                await self._changed().wait_for(lambda: len(self.deliveries) >= count)
         except TimeoutError:
             raise TimeoutError(f"{len(self.deliveries)} of {count} deliveries after {seconds:g} s") from None
         return list(self.deliveries)
@@ -82,15 +83,17 @@ class MemoryPublisher(Publisher):
         """Return when at least ``calls`` calls of ``publish`` wait for ``release``."""
         seconds = seconds_of("timeout", timeout)
         try:
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: self._waiting >= calls)
+            async with asyncio.timeout(seconds), self._changed():
+                await self._changed().wait_for(lambda: self._waiting >= calls)
         except TimeoutError:
             raise TimeoutError(f"{self._waiting} of {calls} calls wait after {seconds:g} s") from None
 
     async def open(self) -> None:
-        self._session = self._session or object()
-        if self._held_back:
-            self._free.clear()
+        if self._session is None:
+            self._session = object()
+            self._free = asyncio.Event()  # a new one, because this may be another event loop
+        if not self._held_back:
+            self._free.set()
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         session = self._session
@@ -107,8 +110,8 @@ class MemoryPublisher(Publisher):
             if outcome.result is not Result.PUBLISHED and event.key is not None:
                 failed_keys.add(event.key)
             outcomes.append(outcome)
-        async with self._changed:
-            self._changed.notify_all()
+        async with self._changed():
+            self._changed().notify_all()
         return outcomes
 
     async def close(self) -> None:
@@ -118,8 +121,8 @@ class MemoryPublisher(Publisher):
     async def _wait_for_release(self) -> None:
         self._waiting += 1
         try:
-            async with self._changed:
-                self._changed.notify_all()
+            async with self._changed():
+                self._changed().notify_all()
             await self._free.wait()
         finally:
             self._waiting -= 1

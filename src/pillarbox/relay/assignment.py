@@ -1,11 +1,12 @@
 """An assignment, ``job`` for short: one stream with its store, publisher and rules, for one worker."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pillarbox.observe import Observers
 from pillarbox.publisher import Publisher
 from pillarbox.relay.plan import Rules
+from pillarbox.relay.report import Report
 from pillarbox.relay.stream import Stream
 from pillarbox.store import Store
 
@@ -22,3 +23,7 @@ class Assignment:
     grace_seconds: float
     observers: Observers
     logger: logging.Logger | None = None  # None: one for each module
+    report: Report = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "report", Report(self.stream.name, self.stream.max_attempts, self.logger))

@@ -65,7 +65,7 @@ class Breaker:
     def succeeded(self) -> None:
         if self.state is Circuit.CLOSED:
             return
-        (self.logger or log).info(
+        (self.logger or log).warning(
             "stream '%s': %s is back",
             self.stream,
             self.destination,

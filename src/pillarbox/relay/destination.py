@@ -12,6 +12,7 @@ from pillarbox.event import Mode
 from pillarbox.publisher import PUBLISHED, Needs, Outcome, Publisher, Result, outage
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.breaker import Breaker
+from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.stream import OnDead, Stream
 from pillarbox.urls import publisher_from_url
 
@@ -19,9 +20,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The time limit of close, and then of the calls that it should end.
+# The time limit of close, unless the relay stops.
 CLOSE_SECONDS = 60.0
-_CANCEL_SECONDS = 1.0
+_CANCEL_SECONDS = 0.5  # for calls that should end, after a close and after a cancellation
 
 
 def publisher_of(stream: Stream) -> Publisher:
@@ -61,7 +62,6 @@ class Destination:
         self.given_up = asyncio.Event()  # set when a stop has waited long enough: nothing more is published
         self._stream = job.stream.name
         self._publisher = job.publisher
-        self._grace = job.grace_seconds
         self._log = job.logger or log
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
@@ -86,17 +86,17 @@ class Destination:
             self.breaker.succeeded()
         return outcomes
 
-    async def finish(self, calls: Collection[asyncio.Task[T]]) -> Collection[asyncio.Task[T]]:
-        """Wait for calls; after the grace close the publisher, which ends them. Returns the calls that do not end.
+    async def finish(self, calls: Collection[asyncio.Task[T]], deadline: Deadline) -> Collection[asyncio.Task[T]]:
+        """Wait for calls. If they take too long, close the publisher, which ends them. Returns the calls that do not
+        end.
 
         Their leases are not renewed any more, so another worker takes over when the leases have run out.
         """
-        if not calls or not (await asyncio.wait(calls, timeout=self._grace))[1]:
+        if not calls or not (await asyncio.wait(calls, timeout=deadline.left(Step.FINISH)))[1]:
             return ()
         self.given_up.set()
-        closing = asyncio.create_task(close(self._publisher, logger=self._log))
-        _, left = await asyncio.wait(calls, timeout=CLOSE_SECONDS)
-        await closing
+        await close(self._publisher, deadline.left(Step.CLOSE), self._log)
+        _, left = await asyncio.wait(calls, timeout=_CANCEL_SECONDS)
         if left:
             self._log.error(
                 "stream '%s': %d call(s) of %s did not end although it was closed, and are left behind",

@@ -1,12 +1,14 @@
 """The loop of a stream's worker: it polls, starts work, waits and stops."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from pillarbox.errors import StoreDown
 from pillarbox.event import Mode
 from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.pace import Pace, Patience
 from pillarbox.store import Work
 from pillarbox.tasks import ended
@@ -40,24 +42,26 @@ class Worker(Protocol):
     def stop(self) -> None:
         """Start nothing new."""
 
-    async def finish(self) -> None:
-        """Wait for running work. After the grace, end it."""
+    async def finish(self, deadline: Deadline) -> None:
+        """Wait for running work, end what takes too long, and settle what has ended."""
 
     async def release(self) -> None:
         """Give back all leases."""
 
 
 class Loop:
-    """Serves one stream until it is told to stop."""
+    """Serves one stream until it is told to stop. on_join: called when the stream's workers include this one."""
 
-    def __init__(self, job: Assignment, worker: Worker) -> None:
+    def __init__(self, job: Assignment, worker: Worker, on_join: Callable[[], None] = lambda: None) -> None:
         self._job = job
         self._store = job.store
         self._stream = job.stream
         self._worker = worker
         self._pace = Pace(job.stream.poll_seconds, job.stream.poll_limit_seconds)
         self._patience = Patience(job.stream.name, job.store.description, logger=job.logger)
+        self._on_join = on_join
         self._stopped = False
+        self._deadline: Deadline | None = None
         self._idle = asyncio.Event()  # set while the last poll found nothing to do
         self._polls = self._quiet_poll = 0
         self._joined = self._dozing = False
@@ -67,8 +71,9 @@ class Loop:
         self._pace.worked()
         self._worker.changed.set()
 
-    def stop(self) -> None:
+    def stop(self, deadline: Deadline | None = None) -> None:
         self._stopped = True
+        self._deadline = self._deadline or deadline
         self._worker.stop()
         self._worker.changed.set()
 
@@ -88,6 +93,7 @@ class Loop:
             while not self._stopped:
                 if renewing.done():
                     await renewing
+                self._job.report.summarise()
                 # While the database is away no lease is given back: published events wait for their settle.
                 try:
                     await self._step()
@@ -97,12 +103,16 @@ class Loop:
         finally:
             self.stop()
             self._idle.set()
-            await self._worker.finish()
+            # Without a stop something has failed; it then has as much time.
+            deadline = self._deadline or Deadline(self._job.grace_seconds)
+            await self._worker.finish(deadline)
+            self._job.report.summarise(at_once=True)
             await ended(renewing)
-            with suppress(StoreDown):
-                await self._set_dozing(False)
-                await self._worker.release()
-                await self._store.leave(self._stream.name, self._job.worker)
+            with suppress(StoreDown, TimeoutError):
+                async with asyncio.timeout(deadline.left(Step.SETTLE)):
+                    await self._set_dozing(False)
+                    await self._worker.release()
+                    await self._store.leave(self._stream.name, self._job.worker)
 
     async def _step(self) -> None:
         worker, stream = self._worker, self._stream.name
@@ -110,6 +120,7 @@ class Loop:
             await self._store.announce(stream, Mode(self._stream.mode), self._job.publisher.description)
             await self._join()
             self._joined = True
+            self._on_join()
         if worker.changed.is_set():
             self._pace.worked()
             worker.changed.clear()

@@ -87,7 +87,7 @@ class Patience:
 
     def reset(self) -> None:
         if self._next:
-            (self.logger or log).info(
+            (self.logger or log).warning(
                 "stream '%s': %s answers again",
                 self.stream,
                 self.store,

@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self
 
 from pillarbox.durations import Duration, seconds_of
@@ -25,7 +25,7 @@ from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.destination import publisher_of
 from pillarbox.relay.plan import Rules
 from pillarbox.relay.stream import OnDead, Stream
-from pillarbox.relay.supervisor import Supervisor
+from pillarbox.relay.supervisor import Readiness, Supervisor
 from pillarbox.urls import store_of
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Relay:
     keep_published: how long published events are kept; 0 deletes an event as soon as it is published.
     keep_dead: how long dead letters are kept; those that a blocked or parked key waits for stay longer.
     prune_every, watch_every, rescue_every: between two runs; rescue: by default a third of the lease.
-    grace: how long a stop waits for what runs before it ends it.
+    grace: how long a stop takes at the most. What runs has 70 % of it; then it is ended.
     checks: find events that are missing. They need to see what was published: keep_published must be above 0.
     observers: learn what this relay does.
     logger: gets all log lines; default: one logger for each module.
@@ -80,16 +80,13 @@ class Relay:
         self._logger = logger
         self._log = logger or log
         self._jobs = [self._assign(stream) for stream in streams]
-        self._supervisor = self._supervise()
+        self._supervisor: Supervisor | None = None
 
     def _assign(self, stream: Stream) -> Assignment:
         publisher = observed_publisher(publisher_of(stream), self._observers)
         keep, logger = self._keep_published_seconds > 0, self._logger
         rules = Rules(stream.retry_policy, stream.max_attempts, OnDead(stream.on_dead), keep, logger)
         return Assignment(self.store, stream, publisher, rules, self.name, self._grace_seconds, self._observers, logger)
-
-    def _supervise(self) -> Supervisor:
-        return Supervisor(self.store, self._jobs, self._services(), self._logger)
 
     def _services(self) -> list[Service]:
         prune = Prune(
@@ -102,7 +99,9 @@ class Relay:
         watch = Watch(self.store, every=self._watch_seconds, logger=self._logger)
         rescues = [self._rescue(job.stream) for job in self._jobs if job.stream.mode is Mode.QUEUE]
         reconciles = [
-            Reconcile(self.store, check, grace=self._grace_seconds, logger=self._logger) for check in self.checks
+            # A check that hangs is ended before the stop ends.
+            Reconcile(self.store, check, grace=self._grace_seconds / 2, logger=self._logger)
+            for check in self.checks
         ]
         return [prune, watch, *rescues, *reconciles]
 
@@ -126,33 +125,47 @@ class Relay:
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """For an ASGI application: the relay runs as long as the application does."""
+        """For an ASGI application: the relay runs as long as the application does.
+
+        The application starts at once. The relay connects in the background."""
         async with self:
             yield
 
     async def start(self) -> None:
-        """Open the store (waiting for a database that is not there yet) and begin to work."""
-        if self._supervisor.running:
+        """Begin to work, in the background. A database or destination that is not there yet is waited for."""
+        if self._is_running:
             raise ConfigError("this relay runs already; make another object for a second one")
-        if self._supervisor.stopped:
-            self._supervisor = self._supervise()
-        await self._supervisor.start()
-        self._log.info(
-            "relay %s serves %s of %s",
-            self.name,
-            ", ".join(f"'{job.stream.name}' to {job.publisher.description}" for job in self._jobs),
-            self.store.description,
-            extra={"action": "started", "worker": self.name},
-        )
+        # A new one for each start, because this may be another event loop.
+        self._supervisor = Supervisor(self.store, self._jobs, self._services(), self._grace_seconds, self._logger)
+        self._supervisor.start()
+
+    async def ready(self) -> None:
+        """Wait until every stream is served. Raises an error that no waiting mends: a setting or a password that is
+        wrong, missing tables. The relay itself goes on trying."""
+        await self._running("ready").readiness.wait()
 
     async def stop(self) -> None:
-        """Finish or give back all work, and disconnect. Safe to call twice."""
-        await self._supervisor.stop()
-        self._log.info("relay %s stopped", self.name, extra={"action": "stopped", "worker": self.name})
+        """Finish or give back all work, and disconnect, within ``grace_seconds``. Safe to call twice."""
+        supervisor = self._supervisor
+        if supervisor is None:
+            return
+        await supervisor.stop()
+        if self._supervisor is supervisor:
+            self._supervisor = None
+            self._log.info("relay %s stopped", self.name, extra={"action": "stopped", "worker": self.name})
+
+    @property
+    def _is_running(self) -> bool:
+        return self._supervisor is not None and self._supervisor.running
+
+    def _running(self, asked: str) -> Supervisor:
+        if self._supervisor is None or not self._supervisor.running:
+            raise ConfigError(f"{asked}() needs a relay that runs; call it inside `async with relay:` or after start()")
+        return self._supervisor
 
     async def drain(self) -> None:
         """Wait until no event is ready to be published. Events that wait for a retry or an instant do not count."""
-        await self._supervisor.drain()
+        await self._running("drain").drain()
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, as the only task of this process."""
@@ -165,20 +178,29 @@ class Relay:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, asked.set)
         try:
-            starting = asyncio.create_task(self.start())
-            waiting = asyncio.create_task(asked.wait())
-            await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
-                starting.cancel()
-            with suppress(asyncio.CancelledError):
-                await starting
-                await waiting
-            waiting.cancel()
+            await self.start()
+            readiness = self._running("run").readiness
+            readiness.tells_errors = False
+            await self._serve_until(asked, readiness)
         finally:
             # A second Ctrl-C ends the process at once; a second SIGTERM changes nothing.
             loop.remove_signal_handler(signal.SIGINT)
             await self.stop()
             loop.remove_signal_handler(signal.SIGTERM)
+
+    async def _serve_until(self, asked: asyncio.Event, readiness: Readiness) -> None:
+        """Wait for the signal. Raises an error that no waiting mends, if it comes before the relay serves."""
+        tasks = [asyncio.create_task(readiness.wait()), asyncio.create_task(asked.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.is_set():
+                tasks[0].result()
+                readiness.tells_errors = True
+                await asked.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextmanager

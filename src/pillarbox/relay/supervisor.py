@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from pillarbox.errors import ConfigError, Outage, PillarboxError, StoreDown
+from pillarbox.errors import ConfigError, Outage, PillarboxError, StoreDown, StoreError
 from pillarbox.event import Mode
 from pillarbox.maintenance.service import Service
 from pillarbox.relay.assignment import Assignment
-from pillarbox.relay.destination import Destination, close
+from pillarbox.relay.deadline import Deadline, Step
+from pillarbox.relay.destination import CLOSE_SECONDS, Destination, close
 from pillarbox.relay.loop import Loop, Worker
 from pillarbox.relay.ordered.worker import OrderedWorker
 from pillarbox.relay.queue.worker import QueueWorker
 from pillarbox.store import Store
+from pillarbox.tasks import ended
 
 log = logging.getLogger(__name__)
 
@@ -21,16 +23,64 @@ _RESTART_SECONDS = (1.0, 30.0)
 _CONNECT_SECONDS = 5.0
 
 
+_STORE = "the store"
+_CANCEL_SECONDS = 0.5
+
+
+class Readiness:
+    """The parts of a relay that do not serve yet. A part whose error no waiting mends has that error here.
+
+    tells_errors: False while somebody waits who ends with the error; logging it too would say it twice."""
+
+    def __init__(self, parts: Iterable[str]) -> None:
+        self.tells_errors = True
+        self._missing = set(parts)
+        self._errors: dict[str, Exception] = {}
+        self._changed = asyncio.Event()
+
+    def serves(self, part: str) -> None:
+        self._missing.discard(part)
+        self._errors.pop(part, None)
+        self._changed.set()
+
+    def leaves(self, part: str) -> None:
+        self._missing.add(part)
+
+    def failed(self, part: str, error: Exception) -> bool:
+        """Note an error. True: it has to be logged, because it is new."""
+        known = repr(self._errors.get(part))
+        self._missing.add(part)
+        self._errors[part] = error
+        self._changed.set()
+        return self.tells_errors and repr(error) != known
+
+    def stopped(self) -> None:
+        self.failed("stop", PillarboxError("the relay was stopped before it served all of its streams"))
+
+    def error(self, *parts: str) -> Exception | None:
+        """The error of one of these parts; without parts: of any."""
+        return next((error for part, error in self._errors.items() if not parts or part in parts), None)
+
+    async def wait(self) -> None:
+        """Wait until all parts serve. Raises an error that no waiting mends."""
+        while self._missing:
+            if (error := self.error()) is not None:
+                raise error
+            self._changed.clear()
+            await self._changed.wait()
+
+
 class StreamRunner:
     """Serves one stream: opens its publisher, runs a worker, and starts again when something fails."""
 
-    def __init__(self, job: Assignment) -> None:
+    def __init__(self, job: Assignment, readiness: Readiness) -> None:
         self.worker: Worker | None = None
         self._job = job
         self._stream = job.stream.name
         self._log = job.logger or log
+        self._readiness = readiness
         self._loop: Loop | None = None
-        self._error: ConfigError | None = None  # of the last start
+        self._deadline: Deadline | None = None
         self._serves = asyncio.Event()
         self._stopping = asyncio.Event()
 
@@ -38,20 +88,25 @@ class StreamRunner:
         if self._loop is not None:
             self._loop.wake()
 
-    def stop(self) -> None:
+    def stop(self, deadline: Deadline) -> None:
+        self._deadline = deadline
         self._stopping.set()
         self._serves.set()  # so that a drain does not wait for a restart
         if self._loop is not None:
-            self._loop.stop()
+            self._loop.stop(deadline)
+
+    def failed(self) -> None:
+        """Let a drain see that a start failed."""
+        self._serves.set()
 
     async def drain(self) -> None:
         """Wait until no event is ready to be published, over restarts, or until stop.
 
-        Raises the ConfigError of a start that failed, because no wait would help."""
+        Raises the error of a start that failed, if no wait would help."""
         while not self._stopping.is_set():
             await self._serves.wait()
-            if self._error is not None:
-                raise self._error
+            if (error := self._readiness.error(self._stream, _STORE)) is not None:
+                raise error
             if self._loop is not None and await self._loop.drained():
                 return
             self._serves.clear()  # until the restart
@@ -68,21 +123,25 @@ class StreamRunner:
             except Exception as error:
                 if clock.time() - begun > longest:
                     wait = first
-                # Our own errors say what to do; only an unexpected error needs a traceback.
-                self._log.error(
-                    "stream '%s' failed (%s: %s); starting it again in %.0f s",
-                    self._stream,
-                    type(error).__name__,
-                    error,
-                    wait,
-                    exc_info=None if isinstance(error, PillarboxError) else error,
-                    extra={"action": "restarting", "stream": self._stream},
-                )
-                if isinstance(error, ConfigError):
-                    self._error = error
-                    self._serves.set()
+                lasting = isinstance(error, ConfigError | StoreError)
+                if not lasting or self._readiness.failed(self._stream, error):
+                    self._tell(error, wait)
+                if lasting:
+                    self.failed()
             await self._pause(wait)
             wait = min(longest, wait * 2)
+
+    def _tell(self, error: Exception, wait: float) -> None:
+        # Our own errors say what to do; only an unexpected error needs a traceback.
+        self._log.error(
+            "stream '%s' failed (%s: %s); starting it again in %.0f s",
+            self._stream,
+            type(error).__name__,
+            error,
+            wait,
+            exc_info=None if isinstance(error, PillarboxError) else error,
+            extra={"action": "restarting", "stream": self._stream},
+        )
 
     async def _serve(self) -> None:
         try:
@@ -90,15 +149,16 @@ class StreamRunner:
                 return
             kind = QueueWorker if self._job.stream.mode is Mode.QUEUE else OrderedWorker
             self.worker = kind(self._job, Destination(self._job))
-            self._loop = Loop(self._job, self.worker)
-            self._error = None
+            self._loop = Loop(self._job, self.worker, lambda: self._readiness.serves(self._stream))
             self._serves.set()
             if not self._stopping.is_set():
                 await self._loop.run()
         finally:
             self._serves.clear()
+            self._readiness.leaves(self._stream)
             self._loop = self.worker = None
-            await close(self._job.publisher, logger=self._log)
+            seconds = CLOSE_SECONDS if self._deadline is None else self._deadline.left(Step.CLOSE)
+            await close(self._job.publisher, seconds, logger=self._log)
 
     async def _open_publisher(self) -> bool:
         """Wait for a destination that is not there yet. False: told to stop meanwhile."""
@@ -132,55 +192,108 @@ class Supervisor:
         store: Store,
         jobs: Sequence[Assignment],
         services: Sequence[Service],
+        grace_seconds: float,
         logger: logging.Logger | None = None,
     ) -> None:
-        self.runners = {job.stream.name: StreamRunner(job) for job in jobs}
-        self.running = self.stopped = False
+        names = [job.stream.name for job in jobs]
+        self.readiness = Readiness([_STORE, *names])
+        self.runners = {job.stream.name: StreamRunner(job, self.readiness) for job in jobs}
         self._store = store
+        self._jobs = jobs
         self._services = services
-        self._tasks: list[asyncio.Task[None]] = []
+        self._grace = grace_seconds
         self._log = logger or log
+        self._is_open = False  # the store
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Open the store (waiting for a database that is not there yet) and start everything."""
-        await self._open_store()
-        for name, runner in self.runners.items():
-            self._tasks.append(asyncio.create_task(runner.run(), name=f"pillarbox-{name}"))
-        for service in self._services:
-            self._tasks.append(asyncio.create_task(service.run(), name=f"pillarbox-{service.name}"))
-        self.running = True
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped. What ran in an event loop that is closed runs no more."""
+        return self._loop is not None and not self._loop.is_closed() and self._stopping is None
 
-    async def stop(self) -> None:
-        """Finish or give back all work, and close the store. Safe to call twice."""
-        self.stopped = True
-        for runner in self.runners.values():
-            runner.stop()
-        for service in self._services:
-            service.stop()
-        tasks, self._tasks = self._tasks, []
-        self.running = False
-        if tasks:
-            await asyncio.wait(tasks)
-        await self._store.close()
+    def start(self) -> None:
+        """Connect and serve in the background."""
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.create_task(self._run(), name="pillarbox-relay")
 
     async def drain(self) -> None:
         for runner in self.runners.values():
             await runner.drain()
+
+    async def stop(self) -> None:
+        """Finish or give back all work, and close the store, within the grace. Safe to call twice."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(), name="pillarbox-stop")
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        deadline = Deadline(self._grace)
+        for runner in self.runners.values():
+            runner.stop(deadline)
+        for service in self._services:
+            service.stop()
+        self.readiness.stopped()
+        if self._task is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline.left(Step.SETTLE)):
+                    await (asyncio.wait([self._task]) if self._is_open else ended(self._task))
+            if not self._task.done():
+                self._log.error(
+                    "the relay did not stop within %g s; what still runs is left behind",
+                    self._grace,
+                    extra={"action": "left_behind"},
+                )
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=_CANCEL_SECONDS)
+        if self._is_open:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline.left(Step.LEAVE)):
+                    await self._store.close()
+
+    async def _run(self) -> None:
+        await self._open_store()
+        self._log.info(
+            "relay %s serves %s of %s",
+            self._jobs[0].worker,
+            ", ".join(f"'{job.stream.name}' to {job.publisher.description}" for job in self._jobs),
+            self._store.description,
+            extra={"action": "started", "worker": self._jobs[0].worker},
+        )
+        async with asyncio.TaskGroup() as group:
+            for name, runner in self.runners.items():
+                group.create_task(runner.run(), name=f"pillarbox-{name}")
+            for service in self._services:
+                group.create_task(service.run(), name=f"pillarbox-{service.name}")
 
     def _wake(self, stream: str) -> None:
         if stream in self.runners:
             self.runners[stream].wake()
 
     async def _open_store(self) -> None:
-        logged = False
+        """Wait for a database that is not there yet, or that refuses until somebody acts."""
+        told = False
         while True:
             try:
-                return await self._store.open(self._wake)
+                await self._store.open(self._wake)
+                break
             except StoreDown as error:
-                if not logged:
+                if not told:
                     self._log.warning("%s; trying again every few seconds", error, extra={"action": "store_down"})
-                logged = True
-            except BaseException:
-                await self._store.close()
-                raise
+            except Exception as error:
+                if self.readiness.failed(_STORE, error):
+                    self._log.error(
+                        "%s",
+                        error,
+                        exc_info=None if isinstance(error, PillarboxError) else error,
+                        extra={"action": "store_refused"},
+                    )
+                for runner in self.runners.values():
+                    runner.failed()
+            told = True
             await asyncio.sleep(_CONNECT_SECONDS)
+        self._is_open = True
+        if told:
+            self._log.warning("%s answers now", self._store.description, extra={"action": "store_up"})
+        self.readiness.serves(_STORE)

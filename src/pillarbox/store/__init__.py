@@ -29,6 +29,7 @@ from pillarbox.store.records import (
     Settlement,
     StreamStatus,
     Work,
+    WorkerStatus,
 )
 from pillarbox.store.retention import Retention
 from pillarbox.store.schema import Schema
@@ -66,5 +67,6 @@ __all__ = [
     "StreamStatus",
     "Turns",
     "Work",
+    "WorkerStatus",
     "Writing",
 ]

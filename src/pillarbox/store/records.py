@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -128,17 +129,29 @@ class DeadLetter(NamedTuple):
     errors: Sequence[Mapping[str, Any]]
 
 
+class WorkerStatus(NamedTuple):
+    """A worker of a stream. One that missed the renewal of its leases is not live, but keeps its shards until they run
+    out."""
+
+    name: str
+    live: bool
+    seen_seconds: float | None  # how long ago; none: it has left and still owns shards
+    shards: int  # that it owns
+    free_seconds: float  # until its shards or events come free, if it does not renew its leases
+
+
 class StreamStatus(NamedTuple):
     """A stream as an operator sees it."""
 
     stream: str
     paused: bool
-    workers: int  # live ones
+    workers: Sequence[WorkerStatus]  # by name
     counts: Mapping[Status, int]  # only states that have events
     oldest_seconds: float | None  # how long the oldest event has waited; scheduled events do not count
     published_last_hour: int  # only those that are still kept
     mode: Mode | None = None  # none: no relay has served it yet
     destination: str | None = None
+    held_keys: Mapping[HoldMode, int] = MappingProxyType({})  # only modes that have keys
 
 
 @dataclass(frozen=True, slots=True)

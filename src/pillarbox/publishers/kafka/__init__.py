@@ -14,6 +14,7 @@ from pillarbox.errors import ConfigError, MissingExtra, Outage
 from pillarbox.event import Event
 from pillarbox.publisher import UNTRIED, Needs, Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.publishers.kafka.settings import OPTIONS, check_properties, parse_url
+from pillarbox.tasks import PerLoop
 from pillarbox.threads import Thread
 
 try:
@@ -127,7 +128,7 @@ class KafkaPublisher(Publisher):
         self._topics: Topics | None = None
         self._is_open = False
         self._was_open = False
-        self._changing = asyncio.Lock()
+        self._changing = PerLoop(asyncio.Lock)
 
     @classmethod
     def from_url(cls, url: str, **overrides: Any) -> Self:
@@ -157,7 +158,7 @@ class KafkaPublisher(Publisher):
 
     async def open(self) -> None:
         """Connect. A missing default topic does not raise: publishing reports it as an outage."""
-        async with self._changing:
+        async with self._changing():
             if self._is_open:
                 return
             senders, self._topics = await asyncio.to_thread(self._connect)
@@ -185,7 +186,7 @@ class KafkaPublisher(Publisher):
 
     async def close(self) -> None:
         """Disconnect. Messages in flight have a second to be confirmed."""
-        async with self._changing:
+        async with self._changing():
             self._is_open = False
             for sender, _ in self._senders:
                 sender.stop.set()

@@ -49,6 +49,7 @@ class TurnRunner:
         self._stream = job.stream.name
         self._max_bytes = job.stream.batch_bytes
         self._rules = job.rules
+        self._report = job.report
         self._destination = destination
         self._calls = asyncio.Semaphore(destination.features.calls)
         self._large_calls = asyncio.Semaphore(max(1, destination.features.calls // 2))
@@ -183,6 +184,8 @@ class TurnRunner:
             if shard.grant.shard not in held:
                 shard.lost = True
                 continue
+            if settlement.failed or settlement.dead:
+                self._report.settled(settlement)
             if settlement.held or settlement.hold_keys or settlement.release_keys:
                 named = {event.key for event in settlement.held} | settlement.hold_keys.keys()
                 shard.held_keys.difference_update(key for key in named if key is not None)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pillarbox.errors import StoreDown
 from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.deadline import Deadline
 from pillarbox.relay.destination import Destination
 from pillarbox.relay.ordered.ownership import Ownership, Shard
 from pillarbox.relay.ordered.turn import Stopping, TurnRunner
@@ -75,10 +76,10 @@ class OrderedWorker:
     def stop(self) -> None:
         self._stopped = True
 
-    async def finish(self) -> None:
+    async def finish(self, deadline: Deadline) -> None:
         self._waiting.clear()
         running = dict(self._running)
-        left = await self._destination.finish(running.keys())
+        left = await self._destination.finish(running.keys(), deadline)
         self._left_behind = {shard for task in left for shard in running[task]}
 
     async def release(self) -> None:

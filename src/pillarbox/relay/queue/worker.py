@@ -5,12 +5,14 @@ import logging
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from uuid import UUID
 
 from pillarbox.batch import Batch, Part
 from pillarbox.errors import StoreDown
 from pillarbox.publisher import Outcome
 from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.destination import Destination
 from pillarbox.relay.pace import Pace
 from pillarbox.relay.plan import plan_claims
@@ -76,16 +78,15 @@ class QueueWorker:
     def stop(self) -> None:
         self._stopped = True
 
-    async def finish(self) -> None:
-        await self._destination.finish(set(self._running))
-        deadline = time.monotonic() + self._job.grace_seconds
-        while self._done:
-            try:
-                await self._settle()
-            except StoreDown:
-                if time.monotonic() > deadline:
-                    return
-                await asyncio.sleep(_SETTLE_RETRY_SECONDS)
+    async def finish(self, deadline: Deadline) -> None:
+        await self._destination.finish(set(self._running), deadline)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline.left(Step.SETTLE)):
+                while self._done:
+                    try:
+                        await self._settle()
+                    except StoreDown:
+                        await asyncio.sleep(_SETTLE_RETRY_SECONDS)
 
     async def release(self) -> None:
         """Nothing to give: claims are settled, or rescued when their leases run out."""
@@ -147,3 +148,6 @@ class QueueWorker:
                 refused,
                 extra={"action": "settle_refused", "stream": self._stream.name, "count": refused},
             )
+        elif results.failed or results.dead:
+            # The store does not say which ones were refused, so that with refused ones nothing is known to be true.
+            self._job.report.settled_claims(results)

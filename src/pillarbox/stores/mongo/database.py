@@ -23,7 +23,7 @@ from pillarbox.mongo.schema import COLLECTIONS, META_ID, collection
 from pillarbox.stores.mongo import clients
 from pillarbox.stores.mongo.errors import store_errors
 from pillarbox.stores.outbox_info import OutboxInfo
-from pillarbox.tasks import run_to_completion
+from pillarbox.tasks import PerLoop, run_to_completion
 
 log = logging.getLogger("pillarbox.stores.mongo")
 
@@ -56,15 +56,17 @@ class MongoDatabase:
         self.replicated = True
         self.source = source
         self._opened: AsyncDatabase[Document] | None = None
-        self._opening = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = PerLoop(asyncio.Lock)
         # The latest cluster time that this store has seen. A new primary may not know yet that a majority has it.
         self._seen: Timestamp | None = None
         self._warned = False
 
     async def open(self) -> None:
         """Safe to call twice."""
-        async with self._opening:
-            if self._opened is not None:
+        async with self._opening():
+            loop = asyncio.get_running_loop()
+            if self._opened is not None and self._loop is loop:
                 return
             with store_errors(self.outbox.description):
                 client = self.source.get()
@@ -74,6 +76,7 @@ class MongoDatabase:
                 except BaseException:
                     await self.source.release(client)
                     raise
+            self._loop = loop  # a client belongs to its event loop
             self.replicated = "setName" in hello or hello.get("msg") == "isdbgrid"
             self._opened = client.get_database(
                 self.name,

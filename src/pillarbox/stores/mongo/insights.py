@@ -7,7 +7,8 @@ from uuid import UUID
 
 from pillarbox.event import Mode, Status
 from pillarbox.mongo.documents import Document, from_seq, identity, to_event, with_id
-from pillarbox.store import Audit, DeadLetter, Filter, Found, StreamStatus
+from pillarbox.store import Audit, DeadLetter, Filter, Found, HoldMode, StreamStatus
+from pillarbox.stores._members import members
 from pillarbox.stores.mongo.database import MongoDatabase
 from pillarbox.stores.mongo.expressions import ALIVE, later
 
@@ -21,6 +22,20 @@ _PLACES: Final[Sequence[tuple[str, str, Document]]] = (
     ("event", "due", {"next_attempt_at": {"$exists": True}}),
     ("held_key", "key", {}),
 )
+
+_HELD_MODES: Final[Sequence[Document]] = [
+    {"$group": {"_id": {"stream": "$stream", "mode": "$mode"}, "count": {"$sum": 1}}}
+]
+_OWNERS: Final[Sequence[Document]] = [
+    {"$match": {"owner": {"$ne": None}}},
+    {
+        "$group": {
+            "_id": {"stream": "$stream", "owner": "$owner"},
+            "shards": {"$sum": 1},
+            "until": {"$max": "$lease_until"},
+        }
+    },
+]
 
 
 def _states() -> list[Document]:
@@ -75,19 +90,29 @@ class MongoInsights:
             for stream, count in (await self._counted("dead_letter", _by("stream", {}))).items():
                 counts.setdefault(stream, {})[Status.DEAD] = count
             rows = {row["_id"]: row async for row in self._db.collection("stream").find()}
-            workers = await self._counted("worker", _by("stream", ALIVE))
+            held: dict[str, dict[HoldMode, int]] = {}
+            async for group in await self._db.collection("held_key").aggregate(_HELD_MODES):
+                held.setdefault(group["_id"]["stream"], {})[HoldMode(group["_id"]["mode"])] = group["count"]
+            seen = await self._db.collection("worker").find().to_list()
+            owners = await (await self._db.collection("lease").aggregate(_OWNERS)).to_list()
         # Read last, so that no event is younger.
         now = await self._db.clock()
+        workers = members(
+            now,
+            ((each["stream"], each["name"], each["seen_at"], each["seen_until"]) for each in seen),
+            ((each["_id"]["stream"], each["_id"]["owner"], each["shards"], each["until"]) for each in owners),
+        )
         return [
             StreamStatus(
                 stream,
                 (row := rows.get(stream, {})).get("paused", False),
-                workers.get(stream, 0),
+                workers.get(stream, ()),
                 counts.get(stream, {}),
                 max(0.0, (now - oldest[stream]) / timedelta(seconds=1)) if stream in oldest else None,
                 recent.get(stream, 0),
                 Mode(row["mode"]) if "mode" in row else None,
                 row.get("destination"),
+                held.get(stream, {}),
             )
             for stream in sorted({*counts, *rows, *workers})
         ]

@@ -100,7 +100,7 @@ class MongoServing:
                     raise
 
     async def join(self, stream: str, worker: str, seconds: float) -> None:
-        seen = [{"$set": {"seen_until": later(seconds)}}]
+        seen = [{"$set": {"seen_at": "$$NOW", "seen_until": later(seconds)}}]
         with self._db.commands():
             await self._db.collection("worker").update_one({"stream": stream, "name": worker}, seen, upsert=True)
 

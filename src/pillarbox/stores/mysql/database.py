@@ -12,6 +12,7 @@ from pillarbox.sql.cells import mysql_cell
 from pillarbox.sql.statements import Statement
 from pillarbox.stores.mysql.url import connect_settings
 from pillarbox.stores.sql.database import Connection
+from pillarbox.tasks import PerLoop
 
 try:
     import asyncmy
@@ -201,14 +202,18 @@ class MysqlDatabase:
         self.name = name
         # From the URL until the server is asked, for migrations that are only printed.
         self.collation = _COLLATIONS["MariaDB" if url.startswith("mariadb:") else "MySQL"]
-        self._places = asyncio.Semaphore(pool_size)
+        self._places = PerLoop(lambda: asyncio.Semaphore(pool_size))
         self._resting: list[Session] = []
         self._is_open = False
-        self._opening = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = PerLoop(asyncio.Lock)
 
     async def open(self, *, create: bool = False) -> None:
-        async with self._opening:
-            if not self._is_open:
+        async with self._opening():
+            loop = asyncio.get_running_loop()
+            if not self._is_open or self._loop is not loop:
+                self._loop = loop
+                self._resting.clear()  # sessions of another event loop cannot be used
                 with self.errors():
                     self._resting.append(await self._connect())
                 self._is_open = True
@@ -276,7 +281,7 @@ class MysqlDatabase:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Session]:
-        async with self._places:
+        async with self._places():
             session = await self._take()
             try:
                 yield session

@@ -42,8 +42,9 @@ ON DUPLICATE KEY UPDATE mode = :mode, destination = :destination
 INSERT INTO {lease} (stream, shard) VALUES (:stream, :shard) ON DUPLICATE KEY UPDATE shard = shard
 
 -- join: Register a worker as live.
-INSERT INTO {worker} (stream, name, seen_until) VALUES (:stream, :worker, UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND)
-ON DUPLICATE KEY UPDATE seen_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
+INSERT INTO {worker} (stream, name, seen_at, seen_until)
+VALUES (:stream, :worker, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND)
+ON DUPLICATE KEY UPDATE seen_at = UTC_TIMESTAMP(6), seen_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
 
 -- leave: Remove a worker, and those that were last seen a day ago: their names are never used again.
 DELETE FROM {worker}

@@ -23,7 +23,8 @@ _KEPT_SECONDS = 60.0
 class Connections(Protocol):
     """Gives connections of asyncpg for the duration of a block."""
 
-    async def open(self) -> None: ...
+    async def open(self) -> None:
+        """Safe to call twice."""
 
     def one(self) -> AbstractAsyncContextManager[Any]: ...
 
@@ -81,11 +82,15 @@ class OwnPool:
     def __init__(self, url: str, size: int, statement_cache: int) -> None:
         self._url, self._size, self._statement_cache = url, size, statement_cache
         self._pool: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: list[tuple[Any, float]] = []  # with the instant of their last use, the latest at the end
         self._waiting = 0
 
     async def open(self) -> None:
-        if self._pool is None:
+        loop = asyncio.get_running_loop()
+        if self._pool is None or self._loop is not loop:
+            self._kept.clear()  # a pool belongs to its event loop
+            self._loop = loop
             self._pool = await asyncpg.create_pool(
                 self._url,
                 min_size=1,

@@ -11,6 +11,7 @@ from pillarbox.errors import ConfigError, DuplicateEvent, SchemaError, StoreDown
 from pillarbox.sql.statements import Statement
 from pillarbox.stores.postgres.connections import COMMAND_SECONDS, Connections
 from pillarbox.stores.sql.database import Connection
+from pillarbox.tasks import PerLoop
 
 T = TypeVar("T")
 
@@ -34,14 +35,13 @@ class PostgresDatabase:
         self.url = url
         self.name = name
         self.is_open = False
-        self._opening = asyncio.Lock()
+        self._opening = PerLoop(asyncio.Lock)
 
     async def open(self, *, create: bool = False) -> None:
-        async with self._opening:
-            if not self.is_open:
-                with self._errors():
-                    await self._connections.open()
-                self.is_open = True
+        async with self._opening():
+            with self._errors():
+                await self._connections.open()
+            self.is_open = True
 
     async def close(self) -> None:
         self.is_open = False

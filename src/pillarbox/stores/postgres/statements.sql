@@ -17,8 +17,9 @@ SELECT 1 FROM pg_indexes WHERE indexname = lower('{aggregate_index}')
     AND schemaname = coalesce(lower(:schema), current_schema())
 
 -- join: Register a worker as live.
-INSERT INTO {worker} (stream, name, seen_until) VALUES (:stream, :worker, now() + :seconds * interval '1 second')
-ON CONFLICT (stream, name) DO UPDATE SET seen_until = excluded.seen_until
+INSERT INTO {worker} (stream, name, seen_at, seen_until)
+VALUES (:stream, :worker, now(), now() + :seconds * interval '1 second')
+ON CONFLICT (stream, name) DO UPDATE SET seen_at = excluded.seen_at, seen_until = excluded.seen_until
 
 -- leave: Remove a worker, and those that were last seen a day ago: their names are never used again.
 DELETE FROM {worker} WHERE stream = :stream AND (name = :worker OR seen_until < now() - interval '1 day')

@@ -7,7 +7,8 @@ from uuid import UUID
 from pillarbox.event import Mode, Status
 from pillarbox.sql.rows import ADDED, Rows, error_history
 from pillarbox.sql.statements import Statements
-from pillarbox.store import Audit, DeadLetter, Filter, Found, StreamStatus
+from pillarbox.store import Audit, DeadLetter, Filter, Found, HoldMode, StreamStatus
+from pillarbox.stores._members import members
 from pillarbox.stores.sql.database import Database
 
 _WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.FAILED, Status.HELD)
@@ -22,6 +23,7 @@ class SqlInsights:
         self._db, self._sql, self._rows = db, sql, rows
 
     async def streams(self) -> Sequence[StreamStatus]:
+        instant = self._rows.instant
         counts: dict[str, dict[Status, int]] = {}
         oldest: dict[str, Any] = {}
         recent: dict[str, int] = {}
@@ -30,14 +32,22 @@ class SqlInsights:
             counts.setdefault(stream, {})[status] = count
             recent[stream] = recent.get(stream, 0) + published
             if status in _WAITING:
-                instant = self._rows.instant(since)
-                oldest[stream] = min(instant, oldest.get(stream, instant))
+                oldest[stream] = min(instant(since), oldest.get(stream, instant(since)))
         for stream, count in await self._db.fetch(self._sql["dead_streams"]):
             counts.setdefault(stream, {})[Status.DEAD] = count
         known = {row[0]: row[1:] for row in await self._db.fetch(self._sql["known_streams"])}
-        workers: dict[str, int] = dict(await self._db.fetch(self._sql["live_workers"]))
+        held: dict[str, dict[HoldMode, int]] = {}
+        for stream, mode, count in await self._db.fetch(self._sql["held_modes"]):
+            held.setdefault(stream, {})[HoldMode(mode)] = count
+        seen = await self._db.fetch(self._sql["workers"])
+        owners = await self._db.fetch(self._sql["owners"])
         # Read last, so that no event is younger.
-        now = self._rows.instant((await self._db.fetch(self._sql["clock"]))[0][0])
+        now = instant((await self._db.fetch(self._sql["clock"]))[0][0])
+        workers = members(
+            now,
+            ((stream, name, instant(at), instant(until)) for stream, name, at, until in seen),
+            ((stream, name, shards, instant(until)) for stream, name, shards, until in owners),
+        )
         found = []
         for stream in sorted({*counts, *known, *workers}):
             paused, mode, destination = known.get(stream, _UNKNOWN)
@@ -45,12 +55,13 @@ class SqlInsights:
                 StreamStatus(
                     stream,
                     bool(paused),
-                    workers.get(stream, 0),
+                    workers.get(stream, ()),
                     counts.get(stream, {}),
                     max(0.0, (now - oldest[stream]).total_seconds()) if stream in oldest else None,
                     recent.get(stream, 0),
                     Mode(mode) if mode else None,
                     destination,
+                    held.get(stream, {}),
                 )
             )
         return found

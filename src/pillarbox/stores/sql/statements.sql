@@ -112,6 +112,15 @@ SELECT stream, count(*) FROM {dead_letter} GROUP BY stream
 -- known_streams: The streams that were ever served or paused.
 SELECT name, paused, mode, destination FROM {stream}
 
+-- workers: The workers that have not left, with when they were seen and until when that counts.
+SELECT stream, name, seen_at, seen_until FROM {worker}
+
+-- owners: The owners of shards, with when the last of their leases runs out.
+SELECT stream, owner, count(*), max(lease_until) FROM {lease} WHERE owner IS NOT NULL GROUP BY stream, owner
+
+-- held_modes: The held keys of every stream by their mode.
+SELECT stream, mode, count(*) FROM {held_key} GROUP BY stream, mode
+
 -- next_waiting: The first stream after a given name that has events to publish: one step into each index.
 SELECT min(stream) FROM (
     SELECT min(stream) AS stream FROM {event} WHERE status = 'pending' AND stream > :after

@@ -13,6 +13,7 @@ from pillarbox.errors import DuplicateEvent, PillarboxError, SchemaError, StoreD
 from pillarbox.sql.cells import sqlite_cell
 from pillarbox.sql.statements import Statement
 from pillarbox.stores.sql.database import Connection, NoDatabase
+from pillarbox.tasks import PerLoop
 
 T = TypeVar("T")
 
@@ -27,10 +28,10 @@ class SqliteDatabase:
         self.url = f"sqlite:///{path}"
         self._connection: sqlite3.Connection | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._lock = asyncio.Lock()
+        self._lock = PerLoop(asyncio.Lock)
 
     async def open(self, *, create: bool = False) -> None:
-        async with self._lock:
+        async with self._lock():
             if self._connection is not None:
                 return
             # Connecting would create an empty file for a misspelt name.
@@ -123,11 +124,11 @@ class SqliteDatabase:
         await self._call(lambda: self._opened().executemany(statement.text, cells))
 
     async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
-        async with self._lock:
+        async with self._lock():
             return await self._fetch(statement, values)
 
     async def execute(self, statement: Statement, **values: Any) -> int:
-        async with self._lock:
+        async with self._lock():
             return await self._execute(statement, values)
 
     async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -135,7 +136,7 @@ class SqliteDatabase:
             await tx.execute_many(statement, rows)
 
     async def run(self, text: str) -> None:
-        async with self._lock:
+        async with self._lock():
             await self._call(lambda: self._opened().execute(text))
 
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
@@ -144,7 +145,7 @@ class SqliteDatabase:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
-        async with self._lock:
+        async with self._lock():
             try:
                 # IMMEDIATE: a transaction that reads first and writes later fails if another has written in between.
                 await self._call(lambda: self._opened().execute("BEGIN IMMEDIATE"))

@@ -16,9 +16,10 @@ SELECT sqlite_version()
 SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = '{aggregate_index}'
 
 -- join: Register a worker as live.
-INSERT INTO {worker} (stream, name, seen_until)
-VALUES (:stream, :worker, strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds'))
-ON CONFLICT (stream, name) DO UPDATE SET seen_until = excluded.seen_until
+INSERT INTO {worker} (stream, name, seen_at, seen_until)
+VALUES (:stream, :worker, strftime('%Y-%m-%d %H:%M:%f', 'now'),
+    strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds'))
+ON CONFLICT (stream, name) DO UPDATE SET seen_at = excluded.seen_at, seen_until = excluded.seen_until
 
 -- leave: Remove a worker, and those that were last seen a day ago: their names are never used again.
 DELETE FROM {worker}

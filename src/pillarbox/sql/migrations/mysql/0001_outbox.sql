@@ -59,6 +59,7 @@ CREATE TABLE IF NOT EXISTS {stream} (
 CREATE TABLE IF NOT EXISTS {worker} (
     stream varchar(100) NOT NULL,
     name varchar(255) NOT NULL,
+    seen_at datetime(6) NOT NULL,
     seen_until datetime(6) NOT NULL,
     PRIMARY KEY (stream, name)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}

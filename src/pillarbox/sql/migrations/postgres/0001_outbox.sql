@@ -70,6 +70,7 @@ CREATE TABLE {stream} (
 CREATE TABLE {worker} (
     stream text NOT NULL,
     name text NOT NULL,
+    seen_at timestamptz NOT NULL,
     seen_until timestamptz NOT NULL,
     PRIMARY KEY (stream, name)
 )

@@ -61,6 +61,7 @@ CREATE TABLE {stream} (
 CREATE TABLE {worker} (
     stream text NOT NULL,
     name text NOT NULL,
+    seen_at text NOT NULL,
     seen_until text NOT NULL,
     PRIMARY KEY (stream, name)
 )
