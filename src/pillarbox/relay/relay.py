@@ -145,7 +145,7 @@ class Relay:
         await self._running("ready").readiness.wait()
 
     async def stop(self) -> None:
-        """Finish or give back all work, and disconnect, within ``grace_seconds``. Safe to call twice."""
+        """Finish or give back all work, and disconnect, within ``grace``. Safe to call twice."""
         supervisor = self._supervisor
         if supervisor is None:
             return
