@@ -25,7 +25,7 @@ _OPTIONAL: Final = (
 # Fields that a dead letter keeps of its event and gives back at a replay.
 _MOVED: Final = (
     *("_id", "seq", "stream", "shard", "key_hash", "tenant", "topic", "type", "payload", "content_type"),
-    *("created_at", "headers", "occurred_at", "lease_token", *_OPTIONAL),
+    *("created_at", "headers", "occurred_at", *_OPTIONAL),
 )
 _CODEC: Final[CodecOptions[Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
 NEXT_SEQ: Final = Timestamp(0, 0)  # the server replaces it by its next cluster time at an insert

@@ -11,6 +11,7 @@ from pillarbox.event import Status
 from pillarbox.mongo.documents import Document, identity, to_event
 from pillarbox.store import Claim, ClaimResults, Failure, Rescued
 from pillarbox.stores._errors import CRASHED, error_entry
+from pillarbox.stores._tokens import new_token
 from pillarbox.stores.mongo.database import MongoDatabase, Session
 from pillarbox.stores.mongo.dead_letters import DeadLetters, Death, deaths
 from pillarbox.stores.mongo.expressions import failed, history, later, literal, past
@@ -42,7 +43,7 @@ def _claimed(worker: str, seconds: float, mark: ObjectId) -> Document:
         "attempts": {"$add": ["$attempts", 1]},
         "next_attempt_at": "$$REMOVE",
         "lease_owner": literal(worker),
-        "lease_token": {"$add": [{"$ifNull": ["$lease_token", 0]}, 1]},
+        "lease_token": new_token(),
         "lease_until": later(seconds),
         "processing_started_at": "$$NOW",
         "claim": mark,
@@ -55,7 +56,6 @@ def _rescued(attempts: int) -> list[Document]:
         "attempts": attempts,
         "suspect": True,
         "next_attempt_at": "$$NOW",
-        "lease_token": {"$add": ["$lease_token", 1]},
         "last_error": CRASHED,
         "last_error_at": "$$NOW",
         "errors": history(error_entry(CRASHED, attempts)),

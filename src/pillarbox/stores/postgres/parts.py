@@ -12,6 +12,7 @@ from pillarbox.sql.rows import ADDED, PLAIN
 from pillarbox.sql.statements import Statements
 from pillarbox.store import Claim, Grant, Page, Settlement, Work
 from pillarbox.stores._id_walk import IdWalk
+from pillarbox.stores._tokens import new_token
 from pillarbox.stores.outbox_info import OutboxInfo
 from pillarbox.stores.postgres.floors import Floors
 from pillarbox.stores.sql import Connection, Database
@@ -140,7 +141,14 @@ class PostgresClaims:
 
     async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
         statement = self._sql["claim_suspect" if shard is None else "claim"]
-        values = {"stream": stream, "shard": shard, "worker": worker, "limit": limit, "seconds": seconds}
+        values = {
+            "stream": stream,
+            "shard": shard,
+            "worker": worker,
+            "token": new_token(),
+            "limit": limit,
+            "seconds": seconds,
+        }
         rows = await self._db.fetch(statement, **values)
         claims = [Claim(PLAIN.event(row, stream, Status.PROCESSING), row[ADDED]) for row in rows]
         return sorted(claims, key=lambda claim: claim.event.seq)

@@ -55,9 +55,9 @@ DELETE FROM {sleeper} AS s WHERE NOT EXISTS (
 SELECT shard FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < now())
 ORDER BY shard LIMIT :limit FOR UPDATE SKIP LOCKED
 
--- take: Own shards. The token grows, so that an earlier owner can change nothing any more.
+-- take: Own shards. Each gets a new token, so that an earlier owner can change nothing any more.
 UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END,
-    owner = :worker, token = token + 1, lease_until = now() + :seconds * interval '1 second'
+    owner = :worker, token = :token::bigint + shard, lease_until = now() + :seconds * interval '1 second'
 WHERE stream = :stream AND shard = ANY(:shards)
 
 -- taken: The leases as they are now.
@@ -127,7 +127,7 @@ UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts
         ELSE coalesce(errors, '') || :line END,
     status = 'failed', attempts = :attempts, next_attempt_at = now() + :delay * interval '1 second',
     last_error = :error, last_error_at = now(), suspect = :suspect,
-    lease_owner = NULL, lease_until = NULL, lease_token = lease_token + 1
+    lease_owner = NULL, lease_until = NULL
 WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
 
 -- hold: Pending events wait behind their key.
@@ -162,7 +162,7 @@ UPDATE {event} SET status = 'pending', next_attempt_at = NULL, seq = DEFAULT WHE
 -- claim: Lease pending events of a shard, each charged an attempt, and pass over those that others lease at this
 -- moment.
 UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL, lease_owner = :worker,
-    lease_token = lease_token + 1, lease_until = now() + :seconds * interval '1 second', processing_started_at = now()
+    lease_token = :token, lease_until = now() + :seconds * interval '1 second', processing_started_at = now()
 WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
     WHERE stream = :stream AND shard = :shard AND status = 'pending' ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED))
 RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
@@ -170,7 +170,7 @@ RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_
 
 -- claim_suspect: Lease one event that was in a crash.
 UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL, lease_owner = :worker,
-    lease_token = lease_token + 1, lease_until = now() + :seconds * interval '1 second', processing_started_at = now()
+    lease_token = :token, lease_until = now() + :seconds * interval '1 second', processing_started_at = now()
 WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
     WHERE stream = :stream AND next_attempt_at <= now() AND status = 'failed' AND suspect
     ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED))
@@ -224,11 +224,11 @@ ORDER BY shard, key, seq FOR UPDATE
 -- revive: A dead letter becomes an event again, in its old place.
 INSERT INTO {event} (id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
-    available_at, max_attempts, lease_token, status, last_error, last_error_at, errors)
+    available_at, max_attempts, status, last_error, last_error_at, errors)
 OVERRIDING SYSTEM VALUE
 SELECT id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
-    available_at, max_attempts, lease_token, :status, error, died_at, errors
+    available_at, max_attempts, :status, error, died_at, errors
 FROM {dead_letter} WHERE id = :id AND stream = :stream
 
 -- is_one_of: A condition for find_events and find_dead_letters.

@@ -9,6 +9,7 @@ from pillarbox.sql.rows import ADDED, Rows
 from pillarbox.sql.statements import Statements
 from pillarbox.store import Claim, ClaimResults, Rescued
 from pillarbox.stores._errors import CRASHED
+from pillarbox.stores._tokens import new_token
 from pillarbox.stores.sql.database import Connection, Database
 from pillarbox.stores.sql.results import fail, failure_row, move_rows_to_dead, move_to_dead
 
@@ -28,7 +29,8 @@ class SqlClaims:
             ids = [row[0] for row in found]
             if not ids:
                 return []
-            await tx.execute(self._sql["claim"], stream=stream, ids=ids, worker=worker, seconds=seconds)
+            own = {"worker": worker, "token": new_token(), "seconds": seconds}
+            await tx.execute(self._sql["claim"], stream=stream, ids=ids, **own)
             return await tx.fetch(self._sql["claimed"], stream=stream, ids=ids)
 
         rows = await self._db.transact(work)

@@ -10,6 +10,7 @@ from pillarbox.event import Event, Status
 from pillarbox.sql.rows import ADDED, ID, PAYLOAD, Rows, cut
 from pillarbox.sql.statements import Statements
 from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Settlement
+from pillarbox.stores._tokens import new_token
 from pillarbox.stores.outbox_info import lost
 from pillarbox.stores.sql.database import Connection, Database
 from pillarbox.stores.sql.results import fail, move_to_dead
@@ -50,7 +51,8 @@ class SqlTurns:
             shards = [row[0] for row in await tx.fetch(self._sql["takeable"], stream=stream, limit=limit)]
             if not shards:
                 return []
-            await tx.execute(self._sql["take"], stream=stream, worker=worker, seconds=seconds, shards=shards)
+            own = {"worker": worker, "token": new_token(), "seconds": seconds}
+            await tx.execute(self._sql["take"], stream=stream, shards=shards, **own)
             return await tx.fetch(self._sql["taken"], stream=stream, shards=shards)
 
         return [

@@ -96,7 +96,6 @@ CREATE TABLE IF NOT EXISTS {dead_letter} (
     key_hash int NOT NULL,
     attempts int NOT NULL,
     max_attempts int,
-    lease_token bigint NOT NULL,
     shard smallint GENERATED ALWAYS AS (key_hash % {shards}) STORED,
     stream varchar(100) NOT NULL,
     tenant varchar(100) NOT NULL,

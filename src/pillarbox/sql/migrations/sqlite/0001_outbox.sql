@@ -99,7 +99,6 @@ CREATE TABLE {dead_letter} (
     key_hash integer NOT NULL,
     attempts integer NOT NULL,
     max_attempts integer,
-    lease_token integer NOT NULL,
     shard integer NOT NULL GENERATED ALWAYS AS (key_hash % {shards}) STORED,
     stream text NOT NULL,
     tenant text NOT NULL,
