@@ -1,4 +1,8 @@
 -- The statements of the PostgreSQL store. stores/sql/statements.sql has those that it shares with others.
+--
+-- {durably} makes the commit of this transaction wait until it is on disk, whatever the server's or the role's default
+-- is. A lease or a settle that was answered and is lost in a crash makes copies. It stands in the statement itself: a
+-- setting of the connection would not reach an application's pool, and a pooler refuses it.
 
 -- lock_migration: Keep other migrations of this outbox out until the transaction ends.
 SELECT pg_advisory_xact_lock(hashtext(:name))
@@ -52,7 +56,7 @@ DELETE FROM {sleeper} AS s WHERE NOT EXISTS (
 
 -- takeable: Shards that nobody owns, or whose lease has run out; those that another takes at this moment are passed
 -- over.
-SELECT shard FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < now())
+SELECT shard, {durably} FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < now())
 ORDER BY shard LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- take: Own shards. Each gets a new token, so that an earlier owner can change nothing any more.
@@ -66,18 +70,18 @@ SELECT shard, token, crashes, suspect FROM {lease} WHERE stream = :stream AND sh
 -- renew_all: Extend all leases of a worker. Rows that a settle holds at this moment are passed over, so nothing can
 -- deadlock.
 UPDATE {lease} AS l SET lease_until = now() + :seconds * interval '1 second' FROM (
-    SELECT stream, shard FROM {lease} JOIN unnest(:streams::text[], :shards::int[], :tokens::bigint[])
+    SELECT stream, shard, {durably} FROM {lease} JOIN unnest(:streams::text[], :shards::int[], :tokens::bigint[])
         AS mine (stream, shard, token) USING (stream, shard, token) WHERE owner = :worker
     ORDER BY stream, shard FOR UPDATE SKIP LOCKED) AS free
 WHERE l.stream = free.stream AND l.shard = free.shard RETURNING l.stream, l.shard, l.token
 
 -- renew: Extend one lease.
 UPDATE {lease} SET lease_until = now() + :seconds * interval '1 second'
-WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker RETURNING {durably}
 
 -- fence: A row if the shard is ours; nobody takes it over until the transaction ends. With FOR KEY SHARE, or with
 -- EXISTS alone, a settle and a take-over can cross.
-SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE
+SELECT {durably} FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE
 
 -- read: Pending events of a shard from a floor on, in order, if the shard is ours. A payload of more than :inline bytes
 -- stays behind, and the last column has its size.
@@ -104,13 +108,15 @@ ORDER BY next_attempt_at LIMIT 1
 
 -- publish_fenced: Mark a batch as published if the shard is ours, in one statement.
 WITH guard AS MATERIALIZED (
-    SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
+    SELECT {durably} FROM {lease}
+    WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
 UPDATE {event} SET status = 'published', published_at = now(), attempts = attempts + 1
 WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held') AND EXISTS (SELECT 1 FROM guard)
 
 -- delete_fenced: Delete a batch that was published if the shard is ours, in one statement.
 WITH guard AS MATERIALIZED (
-    SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
+    SELECT {durably} FROM {lease}
+    WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
 DELETE FROM {event}
 WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held') AND EXISTS (SELECT 1 FROM guard)
 
@@ -166,7 +172,8 @@ UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_
 WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
     WHERE stream = :stream AND shard = :shard AND status = 'pending' ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED))
 RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
-    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token,
+    {durably}
 
 -- claim_suspect: Lease one event that was in a crash.
 UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL, lease_owner = :worker,
@@ -175,14 +182,15 @@ WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
     WHERE stream = :stream AND next_attempt_at <= now() AND status = 'failed' AND suspect
     ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED))
 RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
-    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token,
+    {durably}
 
 -- renew_claim: Extend the lease of an event.
 UPDATE {event} SET lease_until = now() + :seconds * interval '1 second'
-WHERE id = :id AND stream = :stream AND status = 'processing' AND lease_token = :token
+WHERE id = :id AND stream = :stream AND status = 'processing' AND lease_token = :token RETURNING {durably}
 
 -- lock_claims: The tokens of leased events, locked: nobody rescues them until the transaction ends.
-SELECT id, lease_token FROM {event} WHERE id = ANY(:ids) AND stream = :stream AND status = 'processing'
+SELECT id, lease_token, {durably} FROM {event} WHERE id = ANY(:ids) AND stream = :stream AND status = 'processing'
 ORDER BY id FOR UPDATE
 
 -- publish_claims: Mark leased events as published.

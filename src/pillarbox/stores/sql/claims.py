@@ -52,7 +52,7 @@ class SqlClaims:
 
         async def work(tx: Connection) -> int:
             rows = await tx.fetch(self._sql["lock_claims"], stream=stream, ids=list(wanted))
-            tokens = {self._rows.uuid(event_id): token for event_id, token in rows}
+            tokens = {self._rows.uuid(row[0]): row[1] for row in rows}
             mine = {event_id for event_id, token in tokens.items() if wanted[event_id] == token}
             published = [event.id for event in results.published if event.id in mine]
             if published:
