@@ -49,6 +49,9 @@ class Contract(StoreContract):
     async def set_schema_version(self, store: Store, version: int) -> None:
         await cast(Broken, store).probe.set_schema_version(version)
 
+    async def damage(self, store: Store, event: Event, how: str) -> None:
+        await cast(Broken, store).probe.damage(event, how)
+
 
 TESTS = sorted(name for name in dir(Contract) if name.startswith("test_"))
 # On SQLite no transaction stays open while others commit; and only chance decides who comes first in the last.

@@ -11,6 +11,7 @@ from pillarbox.errors import StoreDown
 from pillarbox.stores.postgres import PostgresStore, connections, database, listener
 from proof.proxy import Proxy
 from servers import Postgres
+from tests.integration.relays import until
 
 SOON = 0.5
 
@@ -61,8 +62,7 @@ async def test_a_listening_connection_that_is_cut_without_a_word_is_replaced(
         await is_woken()
         with caplog.at_level(logging.WARNING):
             await proxy.drop("both")
-            while "cannot listen for wake-ups" not in caplog.text:
-                await asyncio.sleep(0.01)
+            await until(lambda: "cannot listen for wake-ups" in caplog.text)
         await proxy.heal()
         await is_woken()
         assert await store.remove()

@@ -24,7 +24,7 @@ ID = UUID("0192f0c1-7b3a-7c11-8000-5f0e3a2b1c4d")
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 SUMMARY = (
     *("id", "seq", "stream", "tenant", "topic", "type", "key", "status", "attempts", "created_at", "next_attempt_at"),
-    *("published_at", "last_error", "last_error_at", "payload_bytes"),
+    *("published_at", "last_error", "last_error_at", "payload_bytes", "unreadable"),
 )
 DETAILS = (
     *("aggregate_type", "aggregate_id", "routing_key", "content_type", "schema_id", "schema_version"),

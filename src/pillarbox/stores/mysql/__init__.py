@@ -56,7 +56,8 @@ class MysqlStore(SqlStore):
 
     url: ``mysql://user:password@host:3306/database``, each part percent-encoded; ``?ssl=true`` asks for TLS,
     ``?ssl_ca=file`` checks the server's certificate, ``?ssl_cert=file&ssl_key=file`` is the client's own, and
-    ``?unix_socket=file`` needs no host. pool_size: connections at the most. prefix: the first part of its tables' names. shards: of a new outbox; one that exists keeps its own number.
+    ``?unix_socket=file`` needs no host. pool_size: connections at the most. prefix: the first part of its tables'
+    names. shards: of a new outbox; one that exists keeps its own number.
     """
 
     options = frozenset({"prefix", "shards", "pool_size"})

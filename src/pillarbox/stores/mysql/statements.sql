@@ -121,7 +121,8 @@ ORDER BY seq LIMIT :limit
 BEGIN;
 SET @pillarbox_ours = (SELECT count(*) FROM {lease}
     WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker LOCK IN SHARE MODE);
-UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6), attempts = attempts + 1
+UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6),
+    attempts = least(attempts, 2147483646) + 1
     WHERE id IN :ids AND stream = :stream AND status IN ('pending', 'failed', 'held') AND @pillarbox_ours = 1;
 COMMIT;
 SELECT @pillarbox_ours
@@ -136,7 +137,8 @@ COMMIT;
 SELECT @pillarbox_ours
 
 -- publish: Mark events as published. The status is checked, so that a settle can be repeated.
-UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6), attempts = attempts + 1
+UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6),
+    attempts = least(attempts, 2147483646) + 1
 WHERE id IN :ids AND stream = :stream AND status IN ('pending', 'failed', 'held')
 
 -- remove: Delete events that are dead letters now, or that need not be kept after they were published.
@@ -202,8 +204,9 @@ WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND status = 'fai
 ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED
 
 -- claim: Lease events, each charged an attempt.
-UPDATE {event} FORCE INDEX (by_id) SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL,
-    lease_owner = :worker, lease_token = :token, lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND,
+UPDATE {event} FORCE INDEX (by_id) SET status = 'processing', attempts = least(attempts, 2147483646) + 1,
+    next_attempt_at = NULL, lease_owner = :worker, lease_token = :token,
+    lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND,
     processing_started_at = UTC_TIMESTAMP(6)
 WHERE id IN :ids AND stream = :stream
 

@@ -51,8 +51,8 @@ def connect_settings(url: str) -> dict[str, Any]:
         else:
             raise ConfigError(
                 f"the store URL has an option {name!r} that is unknown or has no such value; "
-                "use ssl=true, ssl_ca=file, ssl_cert=file with ssl_key=file, or unix_socket=file, and percent-encode the "
-                "password"
+                "use ssl=true, ssl_ca=file, ssl_cert=file with ssl_key=file, or unix_socket=file, "
+                "and percent-encode the password"
             )
     if "key" in files and "cert" not in files:
         raise ConfigError(

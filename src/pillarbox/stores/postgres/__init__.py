@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from pillarbox.names import Names
 from pillarbox.sql.rows import PLAIN
@@ -25,12 +25,6 @@ from pillarbox.stores.sql import SHARED, SqlStore
 from pillarbox.stores.sql.schema import SqlSchema
 
 log = logging.getLogger("pillarbox.stores.postgres")
-
-# remote_apply is the one setting that waits for more.
-_DURABLY: Final = (
-    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply'"
-    " THEN 'remote_apply' ELSE 'on' END, true)"
-)
 
 
 class PostgresStore(SqlStore):
@@ -59,7 +53,7 @@ class PostgresStore(SqlStore):
         source = source_of(url, listen_url, pool_size=pool_size, statement_cache=statement_cache)
         database = PostgresDatabase(source.connections, source.where, source.url)
         names = Names(prefix, schema)
-        sql = Statements([SHARED, __package__], "$", {**names.parts, "durably": _DURABLY})
+        sql = Statements([SHARED, __package__], "$", names.parts)
         outbox = OutboxInfo(names, shards=shards, description=source.where)
         if wake_up and source.listen is None:
             log.warning(
