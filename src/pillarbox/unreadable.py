@@ -12,6 +12,8 @@ Headers = TypeVar("Headers", bound=Mapping[str, str])
 
 # The errors of code that meets a value it does not expect.
 CANNOT_READ: Final = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
+_REMEDY: Final = "not written by Pillarbox; mend the row, or discard the event"
+NO_REASON: Final = f"it cannot be read: {_REMEDY}"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # The types of a field, and the value that takes the place of one that cannot be read.
 _TEXT: Final = ((str,), "")
@@ -63,7 +65,4 @@ def read_partly(cells: Mapping[str, Any], decode: Mapping[str, Callable[[Any], A
     fields["occurred_at"] = fields["occurred_at"] or fields["created_at"]
     fields["headers"] = NO_HEADERS if fields["headers"] is None else fields["headers"]
     columns = " and ".join(wrong)
-    reason = (
-        f"its {columns} cannot be read: not written by Pillarbox; mend the row, or discard the event" if wrong else ""
-    )
-    return Event(**fields), reason
+    return Event(**fields), f"its {columns} cannot be read: {_REMEDY}" if wrong else ""

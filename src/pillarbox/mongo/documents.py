@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from bson import Binary, DatetimeMS, MaxKey, Timestamp, encode
+from bson import Binary, DatetimeMS, Int64, MaxKey, Timestamp, encode
 from bson.binary import UUID_SUBTYPE, UuidRepresentation
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
@@ -13,7 +13,7 @@ from bson.raw_bson import RawBSONDocument
 
 from pillarbox.errors import InvalidEvent
 from pillarbox.event import NO_HEADERS, Event, Status, key_hash
-from pillarbox.unreadable import CANNOT_READ, check_headers, read_partly
+from pillarbox.unreadable import CANNOT_READ, NO_REASON, check_headers, read_partly
 from pillarbox.uuids import uuid_of
 
 Document: TypeAlias = dict[str, Any]
@@ -31,6 +31,7 @@ _MOVED: Final = (
 _OPTIONAL_TEXTS: Final = ("aggregate_type", "aggregate_id", "schema_id", "schema_version")
 _CODEC: Final[CodecOptions[Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
 NEXT_SEQ: Final = Timestamp(0, 0)  # the server replaces it by its next cluster time at an insert
+MOST_ATTEMPTS: Final = 2**40  # far below the number at which a settle could not add one more
 EARLIEST: Final = DatetimeMS(-(2**63))
 # A longer history keeps its oldest errors, which help most. It fits beside the largest event.
 MAX_ERRORS: Final = 20
@@ -148,9 +149,16 @@ def to_event(document: Mapping[str, Any], status: Status) -> Event:
     )
     # A document can have any type in any field. Texts that are joined have to be texts.
     "".join([text for place in _TEXTS if (text := cells[place]) is not None])
-    if not isinstance(payload, bytes) or not isinstance(attempts, int):
-        raise TypeError("payload or attempts")
+    if not isinstance(payload, bytes) or _checked_attempts(attempts) != attempts:
+        raise TypeError("payload")
     return tuple.__new__(Event, cells)
+
+
+def _checked_attempts(value: Any) -> int:
+    """The number, if a settle can add one to it."""
+    if type(value) not in (int, Int64) or not 0 <= value <= MOST_ATTEMPTS:
+        raise ValueError("attempts")
+    return int(value)
 
 
 def _occurred_at(document: Mapping[str, Any]) -> datetime:
@@ -182,7 +190,7 @@ def readable(documents: Sequence[Mapping[str, Any]], status: Status | None) -> t
             if events:
                 break
             event, reason = partly(document, status or document.get("status"))
-            return [event], reason
+            return [event], reason or NO_REASON
     return events, ""
 
 
@@ -229,6 +237,7 @@ _TEXTS: Final = [
 ]
 _DECODE: Final[Mapping[str, Callable[[Any], Any]]] = {
     "id": to_id,
+    "attempts": _checked_attempts,
     "seq": lambda stamp: stamp.time << 32 | stamp.inc,
     "created_at": lambda instant: instant.replace(tzinfo=UTC),
     "occurred_at": _occurred_at,

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from pymongo import ASCENDING
 
 from pillarbox.event import Status
-from pillarbox.mongo.documents import Document
+from pillarbox.mongo.documents import MOST_ATTEMPTS, Document
 from pillarbox.names import Names
 
 # The one document of the collection meta: {_id, version, shards}.
@@ -82,8 +82,7 @@ _DOCUMENT: Final[Document] = {
             "properties": {"id": {"bsonType": "binData"}, "stream": {"bsonType": "string"}},
         },
         "status": {"enum": [each.value for each in Status if each is not Status.DEAD]},
-        # Far below the number at which a settle could not add one more.
-        "attempts": {"bsonType": _INTEGER, "minimum": 0, "maximum": 2**40},
+        "attempts": {"bsonType": _INTEGER, "minimum": 0, "maximum": MOST_ATTEMPTS},
         "headers": {"bsonType": "object", "additionalProperties": {"bsonType": "string"}},
     },
 }

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from pillarbox.event import NO_HEADERS, Event, Status
-from pillarbox.unreadable import CANNOT_READ, check_headers, read_partly
+from pillarbox.unreadable import CANNOT_READ, NO_REASON, check_headers, read_partly
 
 FIELDS: Final = Event._fields[: Event._fields.index("headers") + 1]
 ID, PAYLOAD, CREATED_AT, OCCURRED_AT, HEADERS = (
@@ -103,7 +103,7 @@ def readable(
             if events:
                 break
             event, reason = partly(rows, row, stream)
-            return [event], reason
+            return [event], reason or NO_REASON
     return events, ""
 
 
