@@ -450,6 +450,48 @@ class RemembersKeysItself(Broken):
         return self.keys.get(grant, ())
 
 
+class ReadsAllOrNothing(Broken):
+    async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
+        parts = await self.store.read(grants, limit, max_bytes)
+        if any(part.unreadable for part in parts):
+            raise ValueError("a row")
+        return parts
+
+
+class RunsWhatItCannotRead(Broken):
+    async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        run = await self.store.read_due(grant, limit, max_bytes)
+        return run and run._replace(unreadable="")
+
+
+class ClaimsWhatItCannotRead(Broken):
+    async def claim(self, *arguments: Any) -> Sequence[Claim]:
+        return [claim._replace(unreadable="") for claim in await self.store.claim(*arguments)]
+
+
+class HidesWhatItCannotRead(Broken):
+    async def find(self, where: Filter, limit: int, newest_first: bool = True) -> Sequence[Found]:
+        return [found._replace(unreadable="") for found in await self.store.find(where, limit, newest_first)]
+
+
+class CountsToTheEnd(Broken):
+    async def settle(self, settlements: Sequence[Settlement]) -> Held:
+        if any(event.attempts + 1 > 2**31 - 1 for each in settlements for event in each.published):
+            raise OverflowError("attempts")
+        return await self.store.settle(settlements)
+
+
+class KeepsMilliseconds(Broken):
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
+        rounded = [
+            event._replace(
+                occurred_at=event.occurred_at.replace(microsecond=event.occurred_at.microsecond // 1000 * 1000)
+            )
+            for event in events
+        ]
+        await self.store.add(rounded, tx)
+
+
 class SettlesClaimsOfOthers(Broken):
     async def settle_claims(self, claims: Sequence[Claim], results: ClaimResults) -> int:
         mine = []
@@ -761,6 +803,23 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a suspect after a failure": bug(
         "test_a_suspect_that_fails_is_a_suspect_no_more", fail=[" suspect = :suspect,", ""]
+    ),
+    # Rows written past the outbox.
+    "reads all or nothing": Mutant(["test_a_part_ends_before_an_event_that_cannot_be_read"], ReadsAllOrNothing),
+    "runs what it cannot read": Mutant(
+        ["test_a_held_event_that_cannot_be_read_is_alone_in_its_run"], RunsWhatItCannotRead
+    ),
+    "claims what it cannot read": Mutant(
+        ["test_a_claim_that_cannot_be_read_says_so_beside_healthy_ones"], ClaimsWhatItCannotRead
+    ),
+    "hides what it cannot read": Mutant(
+        ["test_an_operator_sees_what_can_be_read_and_what_cannot"], HidesWhatItCannotRead
+    ),
+    "counts to the end": Mutant(["test_the_largest_number_of_attempts_hinders_no_settle"], CountsToTheEnd),
+    "keeps milliseconds": Mutant(["test_an_instant_keeps_its_microseconds_and_its_zone"], KeepsMilliseconds),
+    "knows no year before 1970": bug(
+        "test_an_instant_of_long_ago_has_come",
+        due=["AND status IN", "AND next_attempt_at > '1970-01-01 00:00:00.000' AND status IN"],
     ),
     # Retention, steering, operators.
     "prunes whatever its state": bug(

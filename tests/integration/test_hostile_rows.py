@@ -2,8 +2,10 @@
 event is delivered, and each bad one is delivered or dead with a line in the log that names it."""
 
 import logging
+import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -20,6 +22,7 @@ from pillarbox.mongo.documents import identity
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.store import Filter, Store
 from pillarbox.stores.mongo import MongoStore
+from tests.integration.commands import Command
 from tests.integration.relays import (
     STREAM,
     MongoOutbox,
@@ -160,3 +163,14 @@ async def test_documents_written_by_a_client(
             {"_id": identity(event.id, STREAM)}, {"$unset": {"tenant": 1}}, bypass_document_validation=True
         )
     await check(store, good, caplog, mode)
+
+
+async def test_the_commands_show_what_can_be_read(on_sqlite: Command, tmp_path: Path) -> None:
+    event_id = on_sqlite("events", "add", "order.created", "{}", "--key", "7").out.strip()
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+        connection.execute("""UPDATE outbox_event SET headers = '{"number": 7}'""")
+    for words in (["events", "list"], ["events", "show", event_id]):
+        shown = on_sqlite(*words)
+        assert (shown.code, shown.err) == (0, "")
+        assert "order.created" in shown.out
+        assert "its headers cannot be read" in shown.out
