@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS {event} (
     KEY {held_index} (held_hash, stream, seq),
     KEY {due_index} (stream, next_attempt_at),
     CHECK (attempts >= 0),
-    CHECK (headers IS NULL OR JSON_VALID(headers) AND LTRIM(headers) LIKE '{{%')
+    CHECK (headers LIKE '{{%}}')
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 
 CREATE TABLE IF NOT EXISTS {stream} (
