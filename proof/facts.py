@@ -174,15 +174,22 @@ class Facts:
 
     @cached_property
     def grants(self) -> dict[tuple[str, int | None], list[tuple[int, float]]]:
-        """By shard: its tokens in growing order, each with an instant at which it had certainly been granted.
+        """By shard: its tokens in the order in which they were granted, each with an instant at which it had certainly
+        been granted.
 
-        The instants come from the traces of the owners: a database may date a change before its commit.
+        The database's log has the order. The instants come from the traces of the owners: a database may date a change
+        before its commit.
         """
-        known: dict[tuple[str, int | None], dict[int, float]] = defaultdict(dict)
+        used: dict[tuple[str, int | None, int], float] = {}
         for trace in self.history.traces:
-            if trace.token is not None and trace.shard is not None:
-                known[trace.stream, trace.shard].setdefault(trace.token, trace.at)
-        return {shard: sorted(tokens.items()) for shard, tokens in known.items()}
+            if trace.token is not None:
+                used.setdefault((trace.stream, trace.shard, trace.token), trace.at)
+        known: dict[tuple[str, int | None], dict[int, float]] = defaultdict(dict)
+        for change in self.changes:
+            if change.kind == "lease" and change.token is not None:
+                at = used.get((change.stream, change.shard, change.token), float("inf"))
+                known[change.stream, change.shard].setdefault(change.token, at)
+        return {shard: list(tokens.items()) for shard, tokens in known.items()}
 
     @cached_property
     def superseded(self) -> dict[tuple[str, int | None, int], float]:

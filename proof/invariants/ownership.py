@@ -13,7 +13,8 @@ _WORKED = frozenset({"pending", "failed", "held", "processing"})
 
 
 def exclusion(facts: Facts) -> Iterator[Violation]:
-    """I7: a shard, or an event of a queue stream, has one owner at a time. Tokens grow. A stale owner reads nothing."""
+    """I7: a shard, or an event of a queue stream, has one owner at a time. No token is granted twice. A stale owner
+    reads nothing."""
     yield from _leases(facts)
     yield from _row_leases(facts)
     yield from _stale_reads(facts)
@@ -21,17 +22,20 @@ def exclusion(facts: Facts) -> Iterator[Violation]:
 
 def _leases(facts: Facts) -> Iterator[Violation]:
     before: dict[tuple[str, int | None], Change] = {}
+    granted: dict[tuple[str, int | None], set[int]] = defaultdict(set)
     for change in facts.changes:
         if change.kind != "lease" or change.token is None:
             continue
         last = before.get((change.stream, change.shard))
         before[change.stream, change.shard] = change
+        is_new = change.token not in granted[change.stream, change.shard]
+        granted[change.stream, change.shard].add(change.token)
         if last is None or last.token is None:
             continue
         subject = f"{change.stream}/{change.shard}"
         what = f"{last.owner} (token {last.token}), then {change.owner} (token {change.token})"
-        if change.token < last.token:
-            yield Violation("I7", "the token of a lease fell", subject, what)
+        if change.token != last.token and not is_new:
+            yield Violation("I7", "a token of a lease was granted twice", subject, what)
         elif change.token == last.token:
             if change.owner is not None and change.owner != last.owner:
                 yield Violation("I7", "a lease has another owner under the same token", subject, what)
@@ -41,22 +45,22 @@ def _leases(facts: Facts) -> Iterator[Violation]:
 
 
 def _row_leases(facts: Facts) -> Iterator[Violation]:
-    tokens: dict[str, int] = {}
+    tokens: dict[str, int] = {}  # the last one of each event
+    granted: set[tuple[str, int]] = set()
     for change in facts.changes:
         if change.kind != "event" or change.stream not in facts.queues or change.event_id is None:
             continue
-        if change.old is None:
-            tokens.pop(change.event_id, None)  # a replayed event is a new row
         if change.token is None:
             continue
         last = tokens.get(change.event_id, -1)
         claimed = change.new == "processing" and change.old != "processing"
-        if change.token < last or (claimed and change.token == last):
-            yield Violation("I7", "the token of a claim did not grow", change.event_id, f"{last}, then {change.token}")
+        if claimed and (change.event_id, change.token) in granted:
+            yield Violation("I7", "a token of a claim was granted twice", change.event_id, f"token {change.token}")
         elif change.old == change.new == "processing" and change.token != last:
             what = f"token {last}, then {change.token}"
             yield Violation("I7", "an event was claimed while another worker had it", change.event_id, what)
         tokens[change.event_id] = change.token
+        granted.add((change.event_id, change.token))
 
 
 def _stale_reads(facts: Facts) -> Iterator[Violation]:

@@ -10,13 +10,15 @@ class Part(NamedTuple):
     """The events of one shard.
 
     shard: none in a queue stream. token: proves the ownership under which the events were read. ticket: the store's own
-    note about this part; a publisher passes it on unread.
+    note about this part; a publisher passes it on unread. unreadable: why its one event cannot be read, and must not be
+    published; empty for all that a publisher gets.
     """
 
     shard: int | None
     token: int
     events: Sequence[Event]
     ticket: bytes = b""
+    unreadable: str = ""
 
 
 class Batch(tuple[Event, ...]):

@@ -1,5 +1,6 @@
 """The names of an outbox's tables and indexes, all from one prefix."""
 
+import hashlib
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,4 +33,6 @@ class Names:
         before = f"{self.schema}." if self.schema else ""
         parts = {name: f"{before}{self.prefix}_{name}" for name in (*TABLES, "wake", "event_seq")}
         parts |= {name: f"{self.prefix}_{name.removesuffix('_index')}" for name in (*_INDEXES, "wake_trigger")}
-        return parts | {"channel": f"{self.schema or 'public'}_{self.prefix}"}
+        # A hash: PostgreSQL refuses a channel's name of more than 63 bytes, in the INSERT of a writer.
+        place = f"{self.schema or 'public'}.{self.prefix}"
+        return parts | {"channel": f"pillarbox_{hashlib.sha256(place.encode()).hexdigest()[:32]}"}

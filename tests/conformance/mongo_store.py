@@ -12,7 +12,7 @@ from pillarbox.conformance.mongo_probe import MongoProbe
 from pillarbox.conformance.store_setup import PAST, STREAM, settle
 from pillarbox.conformance.store_writing import SchemaTests
 from pillarbox.errors import InvalidEvent
-from pillarbox.event import Status
+from pillarbox.event import Event, Status
 from pillarbox.mongo.documents import MAX_EVENT_BYTES
 from pillarbox.mongo.schema import COLLECTIONS
 from pillarbox.store import Failure, Features, Settlement, Store
@@ -29,6 +29,10 @@ class MongoStoreContract(StoreContract):
     async def set_schema_version(self, store: Store, version: int) -> None:
         assert isinstance(store, MongoStore)
         await MongoProbe(store).set_schema_version(version)
+
+    async def damage(self, store: Store, event: Event, how: str) -> None:
+        assert isinstance(store, MongoStore)
+        await MongoProbe(store).damage(event, how)
 
     @pytest.mark.asyncio
     async def test_an_event_that_fits_no_document_is_refused(self, store: Store) -> None:

@@ -49,6 +49,9 @@ class Contract(StoreContract):
     async def set_schema_version(self, store: Store, version: int) -> None:
         await cast(Broken, store).probe.set_schema_version(version)
 
+    async def damage(self, store: Store, event: Event, how: str) -> None:
+        await cast(Broken, store).probe.damage(event, how)
+
 
 TESTS = sorted(name for name in dir(Contract) if name.startswith("test_"))
 # On SQLite no transaction stays open while others commit; and only chance decides who comes first in the last.
@@ -447,6 +450,48 @@ class RemembersKeysItself(Broken):
         return self.keys.get(grant, ())
 
 
+class ReadsAllOrNothing(Broken):
+    async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
+        parts = await self.store.read(grants, limit, max_bytes)
+        if any(part.unreadable for part in parts):
+            raise ValueError("a row")
+        return parts
+
+
+class RunsWhatItCannotRead(Broken):
+    async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
+        run = await self.store.read_due(grant, limit, max_bytes)
+        return run and run._replace(unreadable="")
+
+
+class ClaimsWhatItCannotRead(Broken):
+    async def claim(self, *arguments: Any) -> Sequence[Claim]:
+        return [claim._replace(unreadable="") for claim in await self.store.claim(*arguments)]
+
+
+class HidesWhatItCannotRead(Broken):
+    async def find(self, where: Filter, limit: int, newest_first: bool = True) -> Sequence[Found]:
+        return [found._replace(unreadable="") for found in await self.store.find(where, limit, newest_first)]
+
+
+class CountsToTheEnd(Broken):
+    async def settle(self, settlements: Sequence[Settlement]) -> Held:
+        if any(event.attempts + 1 > 2**31 - 1 for each in settlements for event in each.published):
+            raise OverflowError("attempts")
+        return await self.store.settle(settlements)
+
+
+class KeepsMilliseconds(Broken):
+    async def add(self, events: Sequence[Event], tx: Any = None) -> None:
+        rounded = [
+            event._replace(
+                occurred_at=event.occurred_at.replace(microsecond=event.occurred_at.microsecond // 1000 * 1000)
+            )
+            for event in events
+        ]
+        await self.store.add(rounded, tx)
+
+
 class SettlesClaimsOfOthers(Broken):
     async def settle_claims(self, claims: Sequence[Claim], results: ClaimResults) -> int:
         mine = []
@@ -559,10 +604,16 @@ MUTANTS: Mapping[str, Mutant] = {
         "test_an_expired_lease_is_taken_over_and_counted",
         takeable=[r"\(owner IS NULL OR .*\) ORDER", "owner IS NULL ORDER"],
     ),
-    "the token does not grow": bug(
+    "the token stays": bug(
         "test_an_expired_lease_is_taken_over_and_counted",
         "test_a_shard_that_was_given_back_is_taken_cleanly",
-        take=[r"token = token \+ 1", "token = token"],
+        take=[r"token = :token \+ shard", "token = token"],
+    ),
+    "counts tokens": bug(
+        "test_no_token_of_a_lease_is_granted_twice", take=[r"token = :token \+ shard", "token = token + 1"]
+    ),
+    "counts tokens of claims": bug(
+        "test_no_token_of_a_claim_is_granted_twice", claim=["lease_token = :token", "lease_token = lease_token + 1"]
     ),
     "counts no crash": bug(
         "test_an_expired_lease_is_taken_over_and_counted", take=[r"crashes \+ CASE .* END", "crashes"]
@@ -721,8 +772,8 @@ MUTANTS: Mapping[str, Mutant] = {
         "test_a_settled_claim_is_not_settled_again", lock_claims=["AND status = 'processing'", ""]
     ),
     "refuses all for one": Mutant(["test_a_stale_claim_does_not_hinder_the_others"], RefusesAll),
-    "a claim's token does not grow": bug(
-        "test_a_token_stays_stale_after_death_and_replay", claim=[r"lease_token = lease_token \+ 1", "lease_token = 1"]
+    "a claim's token stays": bug(
+        "test_a_token_stays_stale_after_death_and_replay", claim=["lease_token = :token", "lease_token = 1"]
     ),
     "renews claims without token": bug(
         "test_renewing_claims_answers_what_is_still_held", renew_claim=[" AND lease_token = :token", ""]
@@ -743,7 +794,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a rescue takes nothing away": bug(
         "test_what_was_rescued_is_not_settled_by_its_old_worker",
-        fail=["status = 'failed', attempts", "status = 'processing', attempts", r"lease_token \+ 1", "lease_token"],
+        fail=["status = 'failed', attempts", "status = 'processing', attempts"],
     ),
     "a suspect for ever": bug(
         "test_a_suspect_that_succeeds_is_through",
@@ -752,6 +803,23 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a suspect after a failure": bug(
         "test_a_suspect_that_fails_is_a_suspect_no_more", fail=[" suspect = :suspect,", ""]
+    ),
+    # Rows written past the outbox.
+    "reads all or nothing": Mutant(["test_a_part_ends_before_an_event_that_cannot_be_read"], ReadsAllOrNothing),
+    "runs what it cannot read": Mutant(
+        ["test_a_held_event_that_cannot_be_read_is_alone_in_its_run"], RunsWhatItCannotRead
+    ),
+    "claims what it cannot read": Mutant(
+        ["test_a_claim_that_cannot_be_read_says_so_beside_healthy_ones"], ClaimsWhatItCannotRead
+    ),
+    "hides what it cannot read": Mutant(
+        ["test_an_operator_sees_what_can_be_read_and_what_cannot"], HidesWhatItCannotRead
+    ),
+    "counts to the end": Mutant(["test_the_largest_number_of_attempts_hinders_no_settle"], CountsToTheEnd),
+    "keeps milliseconds": Mutant(["test_an_instant_keeps_its_microseconds_and_its_zone"], KeepsMilliseconds),
+    "knows no year before 1970": bug(
+        "test_an_instant_of_long_ago_has_come",
+        due=["AND status IN", "AND next_attempt_at > '1970-01-01 00:00:00.000' AND status IN"],
     ),
     # Retention, steering, operators.
     "prunes whatever its state": bug(

@@ -262,11 +262,27 @@ async def test_a_text_that_does_not_fit_is_refused(my: SqlOutbox, store: SqlStor
         ("mysql://root@host:port/db", "port that is no number"),
         ("mysql://root@host/db?sll=true", "use ssl=true"),
         ("mysqll://root@host/db", "did you mean 'mysql'"),
+        ("mysql://root@host/db?ssl_ca=/not/there.pem", "ssl_ca of the store URL names the file /not/there.pem, which"),
+        (f"mysql://root@host/db?ssl_key={__file__}", "ssl_key without ssl_cert"),
     ],
 )
 async def test_a_wrong_url_names_the_remedy(url: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=remedy):
         store_from_url(url)
+
+
+async def test_a_user_who_needs_a_certificate_connects_with_one(mysql: MySQL) -> None:
+    root = MysqlStore(mysql.url)
+    await probe_of(root).run("CREATE USER IF NOT EXISTS certified@'127.0.0.1' REQUIRE X509")
+    await probe_of(root).run("GRANT ALL ON test.* TO certified@'127.0.0.1'")
+    url = mysql.url.replace("root@", "certified@")
+    with pytest.raises(StoreError, match="user or password refused"):
+        await MysqlStore(url).database.open()
+    data = mysql.folder / "data"
+    store = MysqlStore(f"{url}?ssl_cert={data / 'client-cert.pem'}&ssl_key={data / 'client-key.pem'}")
+    assert (await probe_of(store).query("SHOW STATUS LIKE 'Ssl_cipher'"))[0][1]
+    await store.close()
+    await root.close()
 
 
 async def test_a_url_may_hold_any_password() -> None:

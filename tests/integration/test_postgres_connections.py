@@ -65,6 +65,17 @@ async def together(database: PostgresDatabase, count: int) -> set[int]:
     return {each[0][0] for each in rows}
 
 
+async def test_the_server_lists_them_under_our_name_or_that_of_the_url(
+    database: PostgresDatabase, postgres: Postgres
+) -> None:
+    name = statement("SELECT current_setting('application_name')")
+    assert [tuple(row) for row in await database.fetch(name)] == [("pillarbox",)]
+    other = PostgresDatabase(OwnPool(f"{postgres.url}?application_name=orders", 1, 256), "postgresql")
+    await other.open()
+    assert [tuple(row) for row in await other.fetch(name)] == [("orders",)]
+    await other.close()
+
+
 async def test_one_after_the_other_needs_one(database: PostgresDatabase) -> None:
     assert len({await pid(database) for _ in range(20)}) == 1
 

@@ -1,5 +1,6 @@
 """Polling is the truth, and a wake-up makes it early."""
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,9 @@ from pillarbox.event import Mode, Status
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay.pace import Pace
 from pillarbox.store import Failure, Settlement
-from pillarbox.stores.postgres import parts
+from pillarbox.stores.postgres import PostgresStore, parts
 from pillarbox.stores.sql import SqlStore
+from servers import Postgres
 from tests.integration.relays import (
     STREAM,
     SqlOutbox,
@@ -141,6 +143,20 @@ async def test_a_relay_whose_listening_connection_is_cut_listens_again(pg: SqlOu
         await eventually(lambda: query(store, listening), lambda rows: len(rows) == 1 and rows[0][0] != first)
         await store.add(numbered("k", 1))
         await to.wait_for(1)
+
+
+async def test_a_writer_wakes_a_relay_of_an_outbox_with_the_longest_names(postgres: Postgres) -> None:
+    schema = f"s{os.getpid()}".ljust(40, "s")
+    store = PostgresStore(postgres.url, prefix="p" * 40, schema=schema)
+    to = MemoryPublisher()
+    await probe_of(store).run(f"CREATE SCHEMA {schema}")
+    await store.migrate()
+    async with relay(store, stream(to, poll_limit_seconds=10)):
+        await asleep(store, STREAM)
+        await store.add(numbered("k", 1))
+        await to.wait_for(1)
+    await probe_of(store).run(f"DROP SCHEMA {schema} CASCADE")
+    await store.close()
 
 
 async def test_an_event_that_returns_is_found_in_every_stream_however_busy_another_is(

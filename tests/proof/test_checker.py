@@ -262,8 +262,11 @@ def take_early(history: History) -> None:
         line.seq = seq
 
 
-def shrink_token(history: History) -> None:
-    [line for line in history.changes if line.kind == "lease"][-1].token = 0
+def grant_a_token_again(history: History) -> None:
+    leases = [line for line in history.changes if line.kind == "lease"]
+    for token in (77, leases[0].token):
+        last = history.changes[-1]
+        history.changes.append(replace(leases[-1], seq=last.seq + 1, at=last.at + 1000, owner="thief", token=token))
 
 
 def share_token(history: History) -> None:
@@ -408,7 +411,7 @@ MUTATIONS: list[tuple[str, Callable[[History], None]]] = [
     ("I5", spread),
     ("I6", lambda history: swap(history, "e1", "e9")),
     ("I7", take_early),
-    ("I7", shrink_token),
+    ("I7", grant_a_token_again),
     ("I7", share_token),
     ("I7", read_stale),
     ("I8", settle_stale),

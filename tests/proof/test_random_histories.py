@@ -100,7 +100,9 @@ def corrupt(history: History, how: str, which: int) -> str | None:
         case "reorder":
             return "I5" if _reorder(history, plain, which) else None
         case "token":
-            history.changes.append(Change(last.seq + 1, last.at, "lease", STREAM, 0, owner="w1", token=0))
+            first = next(line.token for line in history.changes if line.kind == "lease")
+            for after, token in enumerate((-1, first), 1):
+                history.changes.append(Change(last.seq + after, last.at, "lease", STREAM, 0, owner="w1", token=token))
             return "I7"
         case "cross":
             settled = [line for line in history.changes if line.kind == "event" and line.new == "published"]

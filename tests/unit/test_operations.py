@@ -25,7 +25,7 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 ANN = WorkerStatus("ann", True, 1.23456, 16, 13.76544)
 SUMMARY = (
     *("id", "seq", "stream", "tenant", "topic", "type", "key", "status", "attempts", "created_at", "next_attempt_at"),
-    *("published_at", "last_error", "last_error_at", "payload_bytes"),
+    *("published_at", "last_error", "last_error_at", "payload_bytes", "unreadable"),
 )
 DETAILS = (
     *("aggregate_type", "aggregate_id", "routing_key", "content_type", "schema_id", "schema_version"),

@@ -27,6 +27,7 @@ NOT_CARRIED = {
     "lease_until",
     "lease_owner",
     "suspect",
+    "lease_token",
 }
 
 

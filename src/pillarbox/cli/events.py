@@ -97,6 +97,9 @@ def print_list(found: Sequence[Found], chosen: Any, columns: Sequence[Column], n
         output.print_json(rows)
     elif rows:
         output.print_table(columns, rows)
+        for row in rows:
+            if row["unreadable"]:
+                print(f"{row['id']}: {row['unreadable']}")
     else:
         print(nothing)
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from pillarbox.errors import StoreDown
+from pillarbox.event import Event
+from pillarbox.mongo.documents import identity
 from pillarbox.stores.mongo import MongoStore
 from pillarbox.stores.mongo.clients import OwnClient
 from pillarbox.stores.mongo.database import Collection
@@ -50,6 +52,14 @@ class MongoProbe:
     async def owners(self, stream: str) -> Mapping[str | None, int]:
         """The number of shards of each worker."""
         return Counter([lease["owner"] async for lease in self.collection("lease").find({"stream": stream})])
+
+    async def damage(self, event: Event, how: str) -> None:
+        """Write a value into this event past the outbox and its validator."""
+        value = {"headers": {"number": 7}, "attempts": 2**31 - 1}[how]
+        events = self.collection("event")
+        change = {"$set": {how: value}}
+        found = {"_id": identity(event.id, event.stream)}
+        assert (await events.update_one(found, change, bypass_document_validation=True)).matched_count == 1
 
     def cut(self, patch: pytest.MonkeyPatch) -> None:
         """Until ``patch.undo()`` this store reaches nothing, as if its machine were off the network."""

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol, overload
 import pytest
 
 from pillarbox.errors import StoreDown
+from pillarbox.event import Event
 from pillarbox.store import Store
 from pillarbox.stores.sql import SqlStore
 
@@ -47,6 +48,9 @@ class Probe(Protocol):
     async def owners(self, stream: str) -> Mapping[str | None, int]:
         """The number of shards of each worker."""
         ...
+
+    async def damage(self, event: Event, how: str) -> None:
+        """Write a value into this event past the outbox: see ``StoreContract.damage``."""
 
     def cut(self, patch: pytest.MonkeyPatch) -> None:
         """Until ``patch.undo()`` this store reaches nothing, as if its machine were off the network."""
@@ -94,6 +98,11 @@ class SqlProbe:
 
     async def set_schema_version(self, version: int) -> None:
         await self._database.execute(self.statements["set_meta"], name="schema_version", value=str(version))
+
+    async def damage(self, event: Event, how: str) -> None:
+        value = {"headers": '{"number": 7}', "attempts": 2**31 - 1}[how]
+        text = f"UPDATE {{event}} SET {how} = :value WHERE id = :id AND stream = :stream"
+        assert await self.execute(text, value=value, id=event.id, stream=event.stream) == 1
 
     async def made(self) -> set[str]:
         rows = await self.query(_CATALOGS[self._kind])

@@ -192,6 +192,25 @@ class InstantTests(StoreSetup):
         assert await self.count(store) == {Status.SCHEDULED: 1}
 
     @pytest.mark.asyncio
+    async def test_an_instant_of_long_ago_has_come(self, store: Store) -> None:
+        grant = await self.own(store)
+        start = datetime(1970, 1, 1, tzinfo=UTC)
+        events = [self.event(available_at=start + timedelta(days=days)) for days in (-100_000, -1, 0, 1)]
+        await store.add(events)
+        assert (await store.poll(STREAM, "ann", [grant])).scheduled
+        assert await store.reenter_due(STREAM, 10) == 4
+        assert ids(await self.read_soon(store, grant, 4)) == ids(events)
+
+    @pytest.mark.asyncio
+    async def test_an_instant_keeps_its_microseconds_and_its_zone(self, store: Store) -> None:
+        grant = await self.own(store)
+        fine = datetime(2024, 2, 29, 23, 59, 59, 123456, tzinfo=UTC)
+        instants = [fine, datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)]
+        events = await self.write(store, grant, *[self.event(occurred_at=instant) for instant in instants])
+        assert [event.occurred_at for event in events] == instants
+        assert {event.occurred_at.utcoffset() for event in events} == {timedelta(0)}
+
+    @pytest.mark.asyncio
     async def test_a_scheduled_event_comes_when_its_instant_has_come(self, store: Store) -> None:
         grant = await self.own(store)
         east = datetime.now(UTC).astimezone().tzinfo

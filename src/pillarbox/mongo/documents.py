@@ -1,18 +1,19 @@
 """Documents from events and events from documents: pure functions, shared by the store and the writer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from bson import Binary, MaxKey, Timestamp, encode
-from bson.binary import UuidRepresentation
+from bson import Binary, DatetimeMS, Int64, MaxKey, Timestamp, encode
+from bson.binary import UUID_SUBTYPE, UuidRepresentation
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 
 from pillarbox.errors import InvalidEvent
 from pillarbox.event import NO_HEADERS, Event, Status, key_hash
+from pillarbox.unreadable import CANNOT_READ, NO_REASON, check_headers, read_partly
 from pillarbox.uuids import uuid_of
 
 Document: TypeAlias = dict[str, Any]
@@ -25,11 +26,13 @@ _OPTIONAL: Final = (
 # Fields that a dead letter keeps of its event and gives back at a replay.
 _MOVED: Final = (
     *("_id", "seq", "stream", "shard", "key_hash", "tenant", "topic", "type", "payload", "content_type"),
-    *("created_at", "headers", "occurred_at", "lease_token", *_OPTIONAL),
+    *("created_at", "headers", "occurred_at", "occurred_us", *_OPTIONAL),
 )
+_OPTIONAL_TEXTS: Final = ("aggregate_type", "aggregate_id", "schema_id", "schema_version")
 _CODEC: Final[CodecOptions[Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
 NEXT_SEQ: Final = Timestamp(0, 0)  # the server replaces it by its next cluster time at an insert
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MOST_ATTEMPTS: Final = 2**40  # far below the number at which a settle could not add one more
+EARLIEST: Final = DatetimeMS(-(2**63))
 # A longer history keeps its oldest errors, which help most. It fits beside the largest event.
 MAX_ERRORS: Final = 20
 MAX_ERROR_LENGTH: Final = 2000
@@ -89,6 +92,9 @@ def to_document(event: Event, shards: int) -> Document:
         document["headers"] = dict(event.headers)
     if event.occurred_at != event.created_at:
         document["occurred_at"] = event.occurred_at
+        # A date of MongoDB has milliseconds.
+        if rest := event.occurred_at.microsecond % 1000:
+            document["occurred_us"] = rest
     if event.available_at is not None:
         document["next_attempt_at"] = event.available_at
     return document
@@ -114,10 +120,10 @@ def to_event(document: Mapping[str, Any], status: Status) -> Event:
     Instants are set to Python's own UTC: the driver's is slower, here and for whoever formats them."""
     get = document.get
     at = document["created_at"].replace(tzinfo=UTC)
-    occurred_at, available_at = get("occurred_at"), get("available_at")
+    available_at, headers, payload, attempts = get("available_at"), get("headers"), get("payload", b""), get("attempts")
     stamp = document["seq"]
     # Without the constructor: its keywords cost more than all the rest.
-    cells = (
+    cells: tuple[Any, ...] = (
         to_id(document["_id"]["id"]),
         stamp.time << 32 | stamp.inc,
         document["tenant"],
@@ -128,20 +134,64 @@ def to_event(document: Mapping[str, Any], status: Status) -> Event:
         get("aggregate_version"),
         get("key"),
         get("routing_key"),
-        get("payload", b""),
+        payload,
         document["content_type"],
         get("schema_id"),
         get("schema_version"),
         at,
-        document["attempts"],
+        attempts,
         get("max_attempts"),
-        at if occurred_at is None else occurred_at.replace(tzinfo=UTC),
-        get("headers", NO_HEADERS),
+        _occurred_at(document) if "occurred_at" in document else at,
+        NO_HEADERS if headers is None else check_headers(headers),
         document["stream"],
         status,
         None if available_at is None else available_at.replace(tzinfo=UTC),
     )
+    # A document can have any type in any field. Texts that are joined have to be texts.
+    "".join([text for place in _TEXTS if (text := cells[place]) is not None])
+    if not isinstance(payload, bytes) or _checked_attempts(attempts) != attempts:
+        raise TypeError("payload")
     return tuple.__new__(Event, cells)
+
+
+def _checked_attempts(value: Any) -> int:
+    """The number, if a settle can add one to it."""
+    if type(value) not in (int, Int64) or not 0 <= value <= MOST_ATTEMPTS:
+        raise ValueError("attempts")
+    return int(value)
+
+
+def _occurred_at(document: Mapping[str, Any]) -> datetime:
+    instant: datetime = document["occurred_at"]
+    return instant.replace(microsecond=instant.microsecond + document.get("occurred_us", 0), tzinfo=UTC)
+
+
+def partly(document: Mapping[str, Any], status: Any) -> tuple[Event, str]:
+    """An event as far as its document can be read, and the reason why that is not all of it."""
+    identity = document.get("_id")
+    cells = {
+        **document,
+        "id": identity.get("id") if isinstance(identity, Mapping) else identity,
+        "occurred_at": document if "occurred_at" in document else None,
+        "status": status,
+        "payload": document.get("payload", b""),
+    }
+    return read_partly(cells, _DECODE)
+
+
+def readable(documents: Sequence[Mapping[str, Any]], status: Status | None) -> tuple[list[Event], str]:
+    """The events of documents before the first that cannot be read. If it is the first, only that one, as far as it can
+    be read, and the reason. status: None takes that of each document."""
+    events: list[Event] = []
+    for document in documents:
+        try:
+            events.append(to_event(document, status or Status(document["status"])))
+        except CANNOT_READ:
+            if events:
+                break
+            event, reason = partly(document, status or document.get("status"))
+            return [event], reason or NO_REASON
+    return events, ""
 
 
 def to_dead_letter(document: Mapping[str, Any], attempts: int, error: str, errors: Sequence[Any]) -> Document:
@@ -150,8 +200,14 @@ def to_dead_letter(document: Mapping[str, Any], attempts: int, error: str, error
         **{name: document[name] for name in _MOVED if name in document},
         "attempts": attempts,
         "error": error,
-        "errors": [*document.get("errors", ())[: MAX_ERRORS - 1], *errors],
+        "errors": [*error_history(document)[: MAX_ERRORS - 1], *errors],
     }
+
+
+def error_history(document: Mapping[str, Any]) -> Sequence[Any]:
+    """The errors of an event, oldest first."""
+    errors = document.get("errors")
+    return [each for each in errors if isinstance(each, dict)] if isinstance(errors, list) else []
 
 
 def from_dead_letter(letter: Mapping[str, Any], status: Status) -> Document:
@@ -168,7 +224,25 @@ def from_dead_letter(letter: Mapping[str, Any], status: Status) -> Document:
 
 def to_id(value: UUID | Binary) -> UUID:
     """The id. Reads of a turn leave it as bytes: the driver's conversion costs more than the rest of an event."""
-    return value if isinstance(value, UUID) else uuid_of(value)
+    if isinstance(value, UUID):
+        return value
+    if value.subtype != UUID_SUBTYPE or len(value) != 16:
+        raise ValueError("no UUID")
+    return uuid_of(value)
+
+
+_TEXTS: Final = [
+    Event._fields.index(name)
+    for name in (*("tenant", "topic", "type", "content_type", "stream", "key", "routing_key"), *_OPTIONAL_TEXTS)
+]
+_DECODE: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "id": to_id,
+    "attempts": _checked_attempts,
+    "seq": lambda stamp: stamp.time << 32 | stamp.inc,
+    "created_at": lambda instant: instant.replace(tzinfo=UTC),
+    "occurred_at": _occurred_at,
+    "available_at": lambda instant: instant.replace(tzinfo=UTC),
+}
 
 
 def from_seq(seq: int) -> Timestamp:

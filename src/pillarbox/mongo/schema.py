@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 
 from pymongo import ASCENDING
 
-from pillarbox.mongo.documents import Document
+from pillarbox.event import Status
+from pillarbox.mongo.documents import MOST_ATTEMPTS, Document
 from pillarbox.names import Names
 
 # The one document of the collection meta: {_id, version, shards}.
@@ -59,14 +60,47 @@ AGGREGATE_INDEX: Final[Document] = {
 }
 
 
+_INTEGER: Final = ["int", "long"]
+_TYPES: Final[Mapping[str, object]] = {
+    **dict.fromkeys(("stream", "tenant", "topic", "type", "content_type"), "string"),
+    **dict.fromkeys(("aggregate_type", "aggregate_id", "key", "routing_key", "schema_id", "schema_version"), "string"),
+    **dict.fromkeys(("shard", "key_hash", "aggregate_version", "max_attempts", "occurred_us"), _INTEGER),
+    **dict.fromkeys(("created_at", "occurred_at", "available_at", "next_attempt_at"), "date"),
+    "seq": "timestamp",
+    "payload": "binData",
+}
+_DOCUMENT: Final[Document] = {
+    "required": [
+        *("_id", "seq", "stream", "shard", "key_hash", "status", "tenant", "topic", "type", "payload"),
+        *("content_type", "created_at", "attempts"),
+    ],
+    "properties": {
+        **{name: {"bsonType": types} for name, types in _TYPES.items()},
+        "_id": {
+            "bsonType": "object",
+            "required": ["id", "stream"],
+            "properties": {"id": {"bsonType": "binData"}, "stream": {"bsonType": "string"}},
+        },
+        "status": {"enum": [each.value for each in Status if each is not Status.DEAD]},
+        "attempts": {"bsonType": _INTEGER, "minimum": 0, "maximum": MOST_ATTEMPTS},
+        "headers": {"bsonType": "object", "additionalProperties": {"bsonType": "string"}},
+    },
+}
+
+
 def collection(names: Names, name: str) -> str:
     """The full name of a collection."""
     return f"{names.prefix}_{name}"
 
 
-def validator(shards: int) -> Document:
-    """A validator: the server refuses a writer with another number of shards, which would break the order of keys."""
-    return {"$expr": {"$eq": ["$shard", {"$mod": ["$key_hash", shards]}]}}
+def options(name: str, shards: int) -> Document:
+    """The options of a new collection. The validator of events refuses a writer with another number of shards, which
+    would break the order of keys, and a document that no relay could read or settle."""
+    if name != "event":
+        return {}
+    rules = {"$expr": {"$eq": ["$shard", {"$mod": ["$key_hash", shards]}]}, "$jsonSchema": _DOCUMENT}
+    # Moderate: a document that is wrong already can still be claimed, and then die.
+    return {"validator": rules, "validationLevel": "moderate"}
 
 
 def indexes(name: str, *, aggregate_index: bool = False) -> Sequence[Document]:
@@ -83,8 +117,7 @@ def script(database: str, names: Mapping[str, str], shards: int, after: int, *, 
     steps = []
     if after < VERSION:
         for name in COLLECTIONS:
-            options = {"validator": validator(shards)} if name == "event" else {}
-            steps.append(f"createCollection({json.dumps(names[name])}, {json.dumps(options)});")
+            steps.append(f"createCollection({json.dumps(names[name])}, {json.dumps(options(name, shards))});")
             steps += [_create_index(names[name], index) for index in indexes(name)]
     if aggregate_index:
         steps.append(_create_index(names["event"], AGGREGATE_INDEX))

@@ -58,6 +58,7 @@ def _summary(found: Found) -> dict[str, Any]:
         "last_error": found.last_error,
         "last_error_at": _iso(found.last_error_at),
         "payload_bytes": found.payload_bytes,
+        "unreadable": found.unreadable or None,
     }
 
 

@@ -11,7 +11,9 @@ def sqlite_cell(value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, datetime):
-        return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "milliseconds")
+        # The database's own instants have milliseconds: equal instants must be equal texts.
+        digits = "microseconds" if value.microsecond % 1000 else "milliseconds"
+        return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", digits)
     if isinstance(value, list):
         return json.dumps([sqlite_cell(item) for item in value])
     return value

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from pillarbox.event import NO_HEADERS, Event, Status
+from pillarbox.unreadable import CANNOT_READ, NO_REASON, check_headers, read_partly
 
 FIELDS: Final = Event._fields[: Event._fields.index("headers") + 1]
 ID, PAYLOAD, CREATED_AT, OCCURRED_AT, HEADERS = (
@@ -25,14 +26,14 @@ class Rows(NamedTuple):
 
 
 def _event(row: Sequence[Any], stream: str, status: Status) -> Event:
-    headers = row[HEADERS]
+    headers, occurred_at = row[HEADERS], row[OCCURRED_AT]
     # Without the constructor: its keywords cost more than all the rest.
     return tuple.__new__(
         Event,
         (
             *row[:OCCURRED_AT],
-            row[OCCURRED_AT] or row[CREATED_AT],
-            json.loads(headers) if headers else NO_HEADERS,
+            row[CREATED_AT] if occurred_at is None else _aware(occurred_at),
+            check_headers(json.loads(headers)) if headers else NO_HEADERS,
             stream,
             status,
             None,
@@ -55,7 +56,12 @@ def _same(value: Any) -> Any:
     return value
 
 
-PLAIN: Final = Rows(_event, _events, _same, _same)
+def _aware(value: datetime) -> datetime:
+    # asyncpg writes the first and the last instant of Python as -infinity and infinity, and reads them without a zone.
+    return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+
+
+PLAIN: Final = Rows(_event, _events, _same, _aware)
 
 
 def converted(uuid: Callable[[Any], UUID], instant: Callable[[Any], datetime]) -> Rows:
@@ -84,6 +90,30 @@ def converted(uuid: Callable[[Any], UUID], instant: Callable[[Any], datetime]) -
     return Rows(event, events, uuid, instant)
 
 
+def readable(
+    rows: Rows, found: Sequence[Sequence[Any]], stream: str, status: Callable[[Sequence[Any]], Status]
+) -> tuple[list[Event], str]:
+    """The events before the first row that cannot be read. If it is the first, only that one, as far as it can be read,
+    and the reason."""
+    events: list[Event] = []
+    for row in found:
+        try:
+            events.append(rows.event(row, stream, status(row)))
+        except CANNOT_READ:
+            if events:
+                break
+            event, reason = partly(rows, row, stream)
+            return [event], reason or NO_REASON
+    return events, ""
+
+
+def partly(rows: Rows, row: Sequence[Any], stream: str, status: Any = Status.PENDING) -> tuple[Event, str]:
+    """An event as far as its row can be read, and the reason why that is not all of it."""
+    decode = {"id": rows.uuid, "created_at": rows.instant, "occurred_at": rows.instant, "headers": json.loads}
+    cells = dict(zip(FIELDS, row, strict=False))
+    return read_partly({**cells, "stream": stream, "status": status}, decode)
+
+
 def cut(rows: Sequence[Sequence[Any]], max_bytes: int) -> list[list[Any]]:
     """The first rows of a read, at least one, whose payloads (loaded or not) together fit into ``max_bytes``."""
     kept: list[list[Any]] = []
@@ -99,4 +129,8 @@ def cut(rows: Sequence[Sequence[Any]], max_bytes: int) -> list[list[Any]]:
 def error_history(text: str | None) -> list[Mapping[str, Any]]:
     """The entries of an event's errors, oldest first: JSON lines."""
     # Not splitlines: it also splits at other characters, which an error may contain.
-    return [json.loads(line) for line in (text or "").split("\n") if line]
+    lines = [line for line in (text or "").split("\n") if line]
+    try:
+        return [dict(json.loads(line)) for line in lines]
+    except CANNOT_READ:
+        return [{"error": "the history of errors cannot be read: not written by Pillarbox"}]

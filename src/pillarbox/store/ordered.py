@@ -30,11 +30,14 @@ class Turns(Protocol):
     async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
         """Pending events of these shards, each shard in order of seq; shards without any are left out.
 
-        ``limit`` and ``max_bytes`` are for each shard; at least one event is read, of any size."""
+        ``limit`` and ``max_bytes`` are for each shard; at least one event is read, of any size. A part ends before an
+        event that cannot be read, because somebody wrote it past the outbox. If it is the first one, it is alone in its
+        part, as far as it can be read, and ``unreadable`` says why."""
         ...
 
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
-        """The failed and held events, in order, of one held key whose time has come."""
+        """The failed and held events, in order, of one held key whose time has come. One that cannot be read is alone,
+        as in a part."""
         ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:

@@ -37,6 +37,7 @@ class Claim(NamedTuple):
 
     event: Event
     token: int
+    unreadable: str = ""  # why the event cannot be read, and must not be published
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class KeyRun(NamedTuple):
     events: Sequence[Event]
     dead_head: UUID | None = None
     ticket: bytes = b""  # the store's own note, as in a part
+    unreadable: str = ""  # why its one event cannot be read, as in a part
 
 
 class DeadLetter(NamedTuple):
@@ -193,6 +195,7 @@ class Found(NamedTuple):
     last_error_at: datetime | None = None  # of a dead letter: when it died
     errors: Sequence[Mapping[str, Any]] = ()  # oldest first; in a list left out
     holds_key: bool = False  # a dead letter that its key waits for
+    unreadable: str = ""  # which fields cannot be read; they have empty values
 
 
 class Audit(NamedTuple):

@@ -1,7 +1,9 @@
 """The errors of an event, as stores keep them."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+
+MOST_ATTEMPTS: Final = 2**31 - 1  # a column holds no more; the count stops there
 
 
 def keepable(error: str) -> str:

@@ -1,6 +1,7 @@
 """A turn: read, publish and settle on owned shards. Turns of one shard never overlap, so order holds."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,12 +9,15 @@ from dataclasses import dataclass, replace
 from pillarbox.batch import Batch, Part
 from pillarbox.errors import LeaseLost, StoreDown
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, rejected
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.destination import Destination
 from pillarbox.relay.ordered.ownership import Shard
 from pillarbox.relay.plan import plan_key_run, plan_turn, split
+from pillarbox.relay.stream import OnDead
 from pillarbox.store import HoldMode, Ordered, Settlement
+
+log = logging.getLogger(__name__)
 
 _DUE_SECONDS = 0.1
 # From this size on a call works more than it waits. Half of the slots then keep a destination busy, while the other
@@ -50,6 +54,7 @@ class TurnRunner:
         self._max_bytes = job.stream.batch_bytes
         self._rules = job.rules
         self._report = job.report
+        self._log = job.logger or log
         self._destination = destination
         self._calls = asyncio.Semaphore(destination.features.calls)
         self._large_calls = asyncio.Semaphore(max(1, destination.features.calls // 2))
@@ -73,7 +78,7 @@ class TurnRunner:
                 continue
             events = len(turn.part.events) + len(turn.held)
             turn.shard.batch.turned(events, seconds)
-            if events >= limit or self._was_cut(turn):
+            if events >= limit or turn.part.unreadable or self._was_cut(turn):
                 more.add(turn.shard)
         return [shard for shard in shards if shard in more and not shard.lost]
 
@@ -84,12 +89,30 @@ class TurnRunner:
         turns = []
         for part in await self._store.read([shard.grant for shard in shards], limit, self._max_bytes):
             shard = owned[part.shard]
+            if part.unreadable:
+                turns.append(_ShardTurn(shard, part, outcomes=[self._reject(part.events[0], part.unreadable)]))
+                continue
             free, held = split(part.events, shard.held_keys)
             turns.append(_ShardTurn(shard, part._replace(events=free) if held else part, held))
         return turns
 
+    def _reject(self, event: Event, reason: str) -> Outcome:
+        """The outcome of an event that cannot be read. Nothing of it is sent."""
+        self._log.error(
+            "stream '%s': event %s is dead: %s; see: pillarbox dead show %s",
+            self._stream,
+            event.id,
+            reason,
+            event.id,
+            extra={"action": "unreadable", "stream": self._stream, "event_id": str(event.id)},
+        )
+        return rejected(reason)
+
     def _plan(self, turn: _ShardTurn) -> Settlement:
-        settlement = plan_turn(turn.shard.grant, turn.part.events, turn.outcomes, turn.held, self._rules)
+        rules = self._rules
+        if turn.part.unreadable and turn.part.events[0].key in turn.shard.held_keys:
+            rules = replace(rules, on_dead=OnDead.SKIP)  # its key waits for an earlier event already
+        settlement = plan_turn(turn.shard.grant, turn.part.events, turn.outcomes, turn.held, rules)
         return replace(settlement, ticket=turn.part.ticket) if turn.part.ticket else settlement
 
     def _was_cut(self, turn: _ShardTurn) -> bool:
@@ -120,6 +143,8 @@ class TurnRunner:
         turn = _ShardTurn(
             shard, Part(grant.shard, grant.token, run.events if run.mode is HoldMode.RETRYING else (), run.ticket)
         )
+        if run.unreadable and turn.part.events:
+            turn.outcomes = [self._reject(run.events[0], run.unreadable)]
         await self._publish([turn])
         settlement = plan_key_run(grant, run, turn.outcomes, self._rules)
         await self._settle([(shard, replace(settlement, ticket=run.ticket) if run.ticket else settlement)])
@@ -128,7 +153,7 @@ class TurnRunner:
         return not any(outcome.is_outage for outcome in turn.outcomes)
 
     async def _publish(self, turns: Sequence[_ShardTurn]) -> None:
-        turns = [turn for turn in turns if turn.part.events]
+        turns = [turn for turn in turns if turn.part.events and not turn.outcomes]
         if not turns:
             return None
         if sum(len(turn.part.events) for turn in turns) < _MANY:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pillarbox.batch import Batch, Part
 from pillarbox.errors import StoreDown
-from pillarbox.publisher import Outcome
+from pillarbox.publisher import Outcome, rejected
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.destination import Destination
@@ -110,6 +110,10 @@ class QueueWorker:
         stream = self._stream
         claims = await self._store.claim(stream.name, shard, self._job.worker, limit, stream.lease_seconds)
         for claim in claims:
+            if claim.unreadable:
+                self._done.append((claim, self._reject(claim)))
+                self.changed.set()
+                continue
             if shard is None:
                 self._suspect = claim.event.id
             batch = Batch(stream.name, [Part(None, claim.token, [claim.event])])
@@ -117,6 +121,19 @@ class QueueWorker:
             self._running[task] = claim
             task.add_done_callback(self._worked)
         return bool(claims)
+
+    def _reject(self, claim: Claim) -> Outcome:
+        """The outcome of an event that cannot be read. Nothing of it is sent."""
+        event_id = claim.event.id
+        (self._job.logger or log).error(
+            "stream '%s': event %s is dead: %s; see: pillarbox dead show %s",
+            self._stream.name,
+            event_id,
+            claim.unreadable,
+            event_id,
+            extra={"action": "unreadable", "stream": self._stream.name, "event_id": str(event_id)},
+        )
+        return rejected(claim.unreadable)
 
     def _worked(self, task: asyncio.Task[Sequence[Outcome]]) -> None:
         claim = self._running.pop(task, None)

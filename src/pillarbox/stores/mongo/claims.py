@@ -8,9 +8,10 @@ from bson import ObjectId
 from pymongo import DeleteOne, UpdateOne
 
 from pillarbox.event import Status
-from pillarbox.mongo.documents import Document, identity, to_event
+from pillarbox.mongo.documents import Document, identity, readable
 from pillarbox.store import Claim, ClaimResults, Failure, Rescued
 from pillarbox.stores._errors import CRASHED, error_entry
+from pillarbox.stores._tokens import new_token
 from pillarbox.stores.mongo.database import MongoDatabase, Session
 from pillarbox.stores.mongo.dead_letters import DeadLetters, Death, deaths
 from pillarbox.stores.mongo.expressions import failed, history, later, literal, past
@@ -39,10 +40,10 @@ _REFUNDED: Final[list[Document]] = [
 def _claimed(worker: str, seconds: float, mark: ObjectId) -> Document:
     return {
         "status": "processing",
-        "attempts": {"$add": ["$attempts", 1]},
+        "attempts": {"$add": [{"$cond": [{"$isNumber": "$attempts"}, "$attempts", 0]}, 1]},
         "next_attempt_at": "$$REMOVE",
         "lease_owner": literal(worker),
-        "lease_token": {"$add": [{"$ifNull": ["$lease_token", 0]}, 1]},
+        "lease_token": new_token(),
         "lease_until": later(seconds),
         "processing_started_at": "$$NOW",
         "claim": mark,
@@ -55,7 +56,6 @@ def _rescued(attempts: int) -> list[Document]:
         "attempts": attempts,
         "suspect": True,
         "next_attempt_at": "$$NOW",
-        "lease_token": {"$add": ["$lease_token", 1]},
         "last_error": CRASHED,
         "last_error_at": "$$NOW",
         "errors": history(error_entry(CRASHED, attempts)),
@@ -106,7 +106,10 @@ class MongoClaims:
             except BaseException:
                 self._unanswered.setdefault(stream, {})[mark] = ids
                 raise
-        claims = [Claim(to_event(each, Status.PROCESSING), each["lease_token"]) for each in claimed]
+        claims = []
+        for document in claimed:
+            (event,), reason = readable([document], Status.PROCESSING)
+            claims.append(Claim(event, document["lease_token"], reason))
         return sorted(claims, key=lambda claim: claim.event.seq)
 
     async def _give_back_unanswered(self, stream: str) -> None:

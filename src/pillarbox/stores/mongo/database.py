@@ -10,7 +10,7 @@ from typing import Final, TypeAlias, TypeVar
 import pymongo
 from bson import Timestamp
 from bson.binary import UuidRepresentation
-from bson.codec_options import CodecOptions
+from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo import ReadPreference, WriteConcern
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
@@ -31,8 +31,13 @@ T = TypeVar("T")
 Collection: TypeAlias = AsyncCollection[Document]
 Session: TypeAlias = AsyncClientSession
 
-CODEC: Final[CodecOptions[Document]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD, tz_aware=True)
-_BYTES: Final[CodecOptions[Document]] = CodecOptions()
+# AUTO: an instant that Python cannot hold is another type, and no error of the whole page.
+CODEC: Final[CodecOptions[Document]] = CodecOptions(
+    uuid_representation=UuidRepresentation.STANDARD,
+    tz_aware=True,
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+)
+_BYTES: Final[CodecOptions[Document]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
 _MAJORITY: Final = WriteConcern("majority")
 _STEADY: Final = (ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)  # of a transaction
 STANDALONE: Final = (

@@ -72,7 +72,10 @@ def _refusal(place: str, error: PyMongoError, code: int | None) -> Exception:
     if code == _UNAUTHORIZED:
         return StoreError(f"{place}: {words}; grant this right to the user of the relay")
     if code == _VALIDATION:
-        return StoreError(f"{place}: the outbox has another number of shards by now; open the store again")
+        return StoreError(
+            f"{place}: the outbox refuses this document: it has another number of shards by now, or a field of "
+            "it has a wrong type; open the store again, or correct the document"
+        )
     if code in _SCHEMA:
         return SchemaError(f"{place}: {words}; make the collections with `pillarbox init`")
     return StoreError(f"{place}: {words}")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pillarbox.mongo.documents import EPOCH, MAX_ERROR_LENGTH, MAX_ERRORS, Document
+from pillarbox.mongo.documents import EARLIEST, MAX_ERROR_LENGTH, MAX_ERRORS, Document
 from pillarbox.store import Failure
 from pillarbox.stores._errors import error_entry, keepable
 
@@ -20,8 +20,9 @@ def later_or_never(seconds: float | None) -> Any:
 
 
 def past(field: str, seconds: float = 0.0) -> Document:
-    """The condition that this instant is at least ``seconds`` ago."""
-    return {field: {"$gt": EPOCH}, "$expr": {"$lte": [f"${field}", later(-seconds)]}}
+    """The condition that this instant is at least ``seconds`` ago. The bound leaves out what is no instant, and lets an
+    index serve it."""
+    return {field: {"$gte": EARLIEST}, "$expr": {"$lte": [f"${field}", later(-seconds)]}}
 
 
 def literal(value: Any) -> Document:

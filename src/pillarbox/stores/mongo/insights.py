@@ -5,14 +5,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from pillarbox.event import Mode, Status
-from pillarbox.mongo.documents import Document, from_seq, identity, to_event, with_id
+from pillarbox.event import Event, Mode, Status
+from pillarbox.mongo.documents import Document, error_history, from_seq, identity, partly, to_event, with_id
 from pillarbox.store import Audit, DeadLetter, Filter, Found, HoldMode, StreamStatus
 from pillarbox.stores._members import members
 from pillarbox.stores.mongo.database import MongoDatabase
 from pillarbox.stores.mongo.expressions import ALIVE, later
+from pillarbox.unreadable import CANNOT_READ
 
 _HOUR: Final = 3600.0
+_STATES: Final = frozenset(Status)
 _WAITING: Final = ["pending", "processing", "failed", "held"]
 _NOT_IN_A_LIST: Final = ["payload", "errors"]  # both can be large
 _FIELDS: Final = ("stream", "key", "type", "tenant", "topic", "aggregate_type", "aggregate_id")
@@ -42,7 +44,7 @@ def _states() -> list[Document]:
     """The events of every stream by status, in one walk over the outbox."""
     recently = {"$cond": [{"$gt": ["$published_at", later(-_HOUR)]}, 1, 0]}
     # By the server's clock, in whole seconds, not by the writer's.
-    since = {"$ifNull": ["$available_at", {"$toDate": "$seq"}]}
+    since = {"$ifNull": ["$available_at", {"$convert": {"input": "$seq", "to": "date", "onError": "$$NOW"}}]}
     sums = {"count": {"$sum": 1}, "since": {"$min": since}, "recent": {"$sum": recently}}
     return [{"$group": {"_id": {"stream": "$stream", "status": "$status"}, **sums}}]
 
@@ -82,7 +84,10 @@ class MongoInsights:
         recent: dict[str, int] = {}
         with self._db.commands():
             async for state in await self._db.collection("event").aggregate(_states()):
-                stream, status = state["_id"]["stream"], Status(state["_id"]["status"])
+                stream, status = state["_id"].get("stream"), state["_id"].get("status")
+                if not isinstance(stream, str) or status not in _STATES:
+                    continue
+                status = Status(status)
                 counts.setdefault(stream, {})[status] = state["count"]
                 recent[stream] = recent.get(stream, 0) + state["recent"]
                 if status in _WAITING:
@@ -142,7 +147,7 @@ class MongoInsights:
         with self._db.commands():
             counts = await self._counted("event", _by("status", {"stream": stream}))
             dead = await self._db.collection("dead_letter").count_documents({"stream": stream})
-        living = {Status(status): count for status, count in counts.items()}
+        living = {Status(status): count for status, count in counts.items() if status in _STATES}
         return living | ({Status.DEAD: dead} if dead else {})
 
     async def _counted(self, name: str, pipeline: list[Document]) -> dict[str, int]:
@@ -175,7 +180,9 @@ class MongoInsights:
 
     async def _find(self, name: str, query: Document, order: Document, limit: int | None) -> list[Found]:
         """A list of up to ``limit`` events; without a limit all of them, with payloads and errors."""
-        size = {"$set": {"bytes": {"$binarySize": "$payload"}}}
+        # A payload of another type has no size here.
+        is_binary = {"$eq": [{"$type": "$payload"}, "binData"]}
+        size = {"$set": {"bytes": {"$cond": [is_binary, {"$binarySize": "$payload"}, 0]}}}
         stages: list[Document] = [{"$match": query}, {"$sort": order}, size]
         if limit is not None:
             if limit <= 0:
@@ -184,11 +191,11 @@ class MongoInsights:
         with self._db.commands():
             documents = await (await self._db.collection(name).aggregate(stages)).to_list()
             holding = await self._holding(documents) if name == "dead_letter" else set()
-        return [_found(document, (document["stream"], document["_id"]["id"]) in holding) for document in documents]
+        return [_found(document, (document["stream"], _id_of(document)) in holding) for document in documents]
 
     async def _holding(self, letters: Sequence[Document]) -> set[tuple[str, UUID]]:
         """The streams and ids of dead letters that a held key waits for."""
-        heads = {"dead_head": {"$in": [letter["_id"]["id"] for letter in letters]}}
+        heads = {"dead_head": {"$in": [_id_of(letter) for letter in letters]}}
         rows = self._db.collection("held_key").find(heads, {"stream": 1, "dead_head": 1})
         return {(row["stream"], row["dead_head"]) async for row in rows}
 
@@ -199,7 +206,7 @@ class MongoInsights:
         with self._db.commands():
             letters = self._db.collection("dead_letter").find(where, sort=[("died_at", 1), ("seq", 1)], limit=limit)
             return [
-                DeadLetter(to_event(letter, Status.DEAD), letter["died_at"], letter["error"], letter["errors"])
+                DeadLetter(_event(letter, Status.DEAD)[0], letter["died_at"], letter["error"], error_history(letter))
                 async for letter in letters
             ]
 
@@ -223,17 +230,35 @@ class MongoInsights:
 def _found(document: Mapping[str, Any], holds_key: bool) -> Found:
     get = document.get
     is_dead = "died_at" in document
+    event, unreadable = _event(document, Status.DEAD if is_dead else get("status"))
     return Found(
-        event=to_event(document, Status.DEAD if is_dead else Status(document["status"])),
+        event=event,
         payload_bytes=document["bytes"],
-        next_attempt_at=get("next_attempt_at"),
-        published_at=get("published_at"),
-        processing_started_at=get("processing_started_at"),
+        next_attempt_at=_instant(get("next_attempt_at")),
+        published_at=_instant(get("published_at")),
+        processing_started_at=_instant(get("processing_started_at")),
         lease_owner=get("lease_owner"),
-        lease_until=get("lease_until"),
+        lease_until=_instant(get("lease_until")),
         lease_token=get("lease_token", 0),
         last_error=get("error") if is_dead else get("last_error"),
-        last_error_at=get("died_at") if is_dead else get("last_error_at"),
-        errors=get("errors", ()),
+        last_error_at=_instant(get("died_at") if is_dead else get("last_error_at")),
+        errors=error_history(document),
         holds_key=holds_key,
+        unreadable=unreadable,
     )
+
+
+def _event(document: Mapping[str, Any], status: Any) -> tuple[Event, str]:
+    """The event, as far as it can be read, and which fields cannot."""
+    try:
+        return to_event(document, Status(status)), ""
+    except CANNOT_READ:
+        return partly(document, status)
+
+
+def _id_of(document: Mapping[str, Any]) -> Any:
+    return partly(document, Status.DEAD)[0].id
+
+
+def _instant(value: Any) -> datetime | None:
+    return value if isinstance(value, datetime) else None

@@ -10,6 +10,7 @@ from pymongo.errors import PyMongoError
 
 from pillarbox.mongo.documents import Document
 from pillarbox.store import Grant
+from pillarbox.stores._tokens import new_token
 from pillarbox.stores.mongo.database import MongoDatabase, Session
 from pillarbox.stores.mongo.expressions import later, literal
 from pillarbox.stores.mongo.settling import SettlingSessions
@@ -30,7 +31,7 @@ def _taken(worker: str, seconds: float, session: Any) -> Document:
     return {
         "crashes": {"$add": ["$crashes", {"$cond": [{"$eq": ["$owner", None]}, 0, 1]}]},
         "owner": literal(worker),
-        "token": {"$add": ["$token", 1]},
+        "token": new_token(),
         "lease_until": later(seconds),
         "session": session,
     }

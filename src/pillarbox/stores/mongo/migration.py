@@ -80,9 +80,9 @@ class MongoSchema:
             return str((await self._db.opened.command("buildInfo"))["version"])
 
     async def _create(self, name: str) -> None:
-        options = {"validator": schema.validator(self._db.outbox.shards)} if name == "event" else {}
         try:
-            await self._db.opened.command({"create": self._db.names[name], **options})
+            made = schema.options(name, self._db.outbox.shards)
+            await self._db.opened.command({"create": self._db.names[name], **made})
         except OperationFailure as error:
             if error.code != _NAMESPACE_EXISTS:
                 raise

@@ -8,8 +8,8 @@ from pymongo import UpdateOne
 
 from pillarbox.batch import Part
 from pillarbox.errors import LeaseLost
-from pillarbox.event import Event, Status
-from pillarbox.mongo.documents import Document, identities, identity, to_event
+from pillarbox.event import Status
+from pillarbox.mongo.documents import Document, identities, identity, readable
 from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Settlement
 from pillarbox.stores.mongo.database import MongoDatabase, Session
 from pillarbox.stores.mongo.dead_letters import DeadLetters, deaths
@@ -54,22 +54,20 @@ class MongoTurns:
             return {row["key"] async for row in found}
 
     async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
-        return [
-            Part(grant.shard, grant.token, events)
-            for grant in grants
-            if (events := await self._read_shard(grant, limit, max_bytes))
-        ]
+        parts = [await self._read_shard(grant, limit, max_bytes) for grant in grants]
+        return [part for part in parts if part is not None]
 
-    async def _read_shard(self, grant: Grant, limit: int, max_bytes: int) -> Sequence[Event]:
+    async def _read_shard(self, grant: Grant, limit: int, max_bytes: int) -> Part | None:
         if limit <= 0:
-            return []
+            return None
         pending = {**_shard(grant), "status": "pending"}
         async with self._db.session() as session:
             documents = await self._documents(pending, "ready", limit, max_bytes, session)
             # After the events: a lease that is valid now was valid while they were read.
-            if documents and not await self._owns(grant, session):
-                return []
-        return [to_event(document, Status.PENDING) for document in documents]
+            if not documents or not await self._owns(grant, session):
+                return None
+        events, reason = readable(documents, Status.PENDING)
+        return Part(grant.shard, grant.token, events, unreadable=reason)
 
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
         if limit <= 0:
@@ -84,8 +82,8 @@ class MongoTurns:
             documents = await self._documents(waiting, "held", limit, max_bytes, session)
             if not await self._owns(grant, session):
                 return None
-        events = [to_event(document, Status(document["status"])) for document in documents]
-        return KeyRun(due["key"], HoldMode(due["mode"]), events, due.get("dead_head"))
+        events, reason = readable(documents, None)
+        return KeyRun(due["key"], HoldMode(due["mode"]), events, due.get("dead_head"), unreadable=reason)
 
     async def _owns(self, grant: Grant, session: Session) -> bool:
         return await self._db.collection("lease").find_one(fence(grant), {"_id": 1}, session=session) is not None
@@ -104,7 +102,8 @@ class MongoTurns:
         async with cursor:
             while page := await cursor.to_list(likely):
                 for document in page:
-                    total += len(document["payload"])
+                    payload = document.get("payload")
+                    total += len(payload) if isinstance(payload, bytes) else 0
                     if found and total > max_bytes:
                         return found
                     found.append(document)

@@ -55,8 +55,9 @@ class MysqlStore(SqlStore):
     """An outbox in MySQL 8.0.17 or newer, or MariaDB 10.6 or newer; relays look for events by polling.
 
     url: ``mysql://user:password@host:3306/database``, each part percent-encoded; ``?ssl=true`` asks for TLS,
-    ``?ssl_ca=file`` checks the server's certificate, ``?unix_socket=file`` needs no host. pool_size: connections at the
-    most. prefix: the first part of its tables' names. shards: of a new outbox; one that exists keeps its own number.
+    ``?ssl_ca=file`` checks the server's certificate, ``?ssl_cert=file&ssl_key=file`` is the client's own, and
+    ``?unix_socket=file`` needs no host. pool_size: connections at the most. prefix: the first part of its tables'
+    names. shards: of a new outbox; one that exists keeps its own number.
     """
 
     options = frozenset({"prefix", "shards", "pool_size"})

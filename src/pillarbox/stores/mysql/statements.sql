@@ -73,9 +73,9 @@ UNION ALL SELECT 'due', l.shard FROM {lease} AS l WHERE l.stream = :stream AND l
 SELECT shard FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < UTC_TIMESTAMP(6))
 ORDER BY shard LIMIT :limit FOR UPDATE SKIP LOCKED
 
--- take: Own shards. The token grows, so that an earlier owner can change nothing any more.
+-- take: Own shards. Each gets a new token, so that an earlier owner can change nothing any more.
 UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END,
-    owner = :worker, token = token + 1, lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
+    owner = :worker, token = :token + shard, lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
 WHERE stream = :stream AND shard IN :shards
 
 -- taken: The leases as they are now.
@@ -122,7 +122,8 @@ ORDER BY seq LIMIT :limit
 BEGIN;
 SET @pillarbox_ours = (SELECT count(*) FROM {lease}
     WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker LOCK IN SHARE MODE);
-UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6), attempts = attempts + 1
+UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6),
+    attempts = least(attempts, 2147483646) + 1
     WHERE id IN :ids AND stream = :stream AND status IN ('pending', 'failed', 'held') AND @pillarbox_ours = 1;
 COMMIT;
 SELECT @pillarbox_ours
@@ -137,7 +138,8 @@ COMMIT;
 SELECT @pillarbox_ours
 
 -- publish: Mark events as published. The status is checked, so that a settle can be repeated.
-UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6), attempts = attempts + 1
+UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6),
+    attempts = least(attempts, 2147483646) + 1
 WHERE id IN :ids AND stream = :stream AND status IN ('pending', 'failed', 'held')
 
 -- remove: Delete events that are dead letters now, or that need not be kept after they were published.
@@ -149,7 +151,7 @@ UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts
         ELSE concat(coalesce(errors, ''), :line) END,
     status = 'failed', attempts = :attempts, next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :delay SECOND,
     last_error = :error, last_error_at = UTC_TIMESTAMP(6), suspect = :suspect,
-    lease_owner = NULL, lease_until = NULL, lease_token = lease_token + 1
+    lease_owner = NULL, lease_until = NULL
 WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
 
 -- hold: Pending events wait behind their key.
@@ -158,10 +160,10 @@ UPDATE {event} FORCE INDEX (by_id) SET status = 'held' WHERE id IN :ids AND stre
 -- move_to_dead: An event becomes a dead letter.
 INSERT INTO {dead_letter} (id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
-    available_at, max_attempts, lease_token, attempts, error, errors)
+    available_at, max_attempts, attempts, error, errors)
 SELECT id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
-    available_at, max_attempts, lease_token, :attempts, :error,
+    available_at, max_attempts, :attempts, :error,
     CASE WHEN length(errors) > 16000 THEN errors ELSE concat(coalesce(errors, ''), :line) END
 FROM {event} WHERE id = :id AND stream = :stream AND status <> 'published'
 
@@ -203,8 +205,9 @@ WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND status = 'fai
 ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED
 
 -- claim: Lease events, each charged an attempt.
-UPDATE {event} FORCE INDEX (by_id) SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL,
-    lease_owner = :worker, lease_token = lease_token + 1, lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND,
+UPDATE {event} FORCE INDEX (by_id) SET status = 'processing', attempts = least(attempts, 2147483646) + 1,
+    next_attempt_at = NULL, lease_owner = :worker, lease_token = :token,
+    lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND,
     processing_started_at = UTC_TIMESTAMP(6)
 WHERE id IN :ids AND stream = :stream
 

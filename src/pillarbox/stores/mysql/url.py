@@ -1,11 +1,14 @@
 """URLs of MySQL and MariaDB."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pillarbox.errors import ConfigError
 
 _EXAMPLE = "mysql://user:password@host:3306/database"
+# The options of a URL, and the driver's names for them.
+_TLS_FILES: Final = {"ssl_ca": "ca", "ssl_cert": "cert", "ssl_key": "key"}
 
 
 def url_of_engine(engine: Any) -> str:
@@ -35,16 +38,26 @@ def connect_settings(url: str) -> dict[str, Any]:
         "password": unquote(parts.password or ""),
         "database": database,
     }
+    files: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name == "ssl" and value in ("true", "false"):
             settings["ssl"] = settings.get("ssl") or value == "true"
-        elif name == "ssl_ca" and value:
-            settings["ssl"] = {"ca": value}
+        elif name in _TLS_FILES and value:
+            if not Path(value).is_file():
+                raise ConfigError(f"{name} of the store URL names the file {value}, which does not exist; correct it")
+            files[_TLS_FILES[name]] = value
         elif name == "unix_socket" and value:
             settings["unix_socket"] = value
         else:
             raise ConfigError(
                 f"the store URL has an option {name!r} that is unknown or has no such value; "
-                "use ssl=true, ssl_ca=file or unix_socket=file, and percent-encode the password"
+                "use ssl=true, ssl_ca=file, ssl_cert=file with ssl_key=file, or unix_socket=file, "
+                "and percent-encode the password"
             )
+    if "key" in files and "cert" not in files:
+        raise ConfigError(
+            "the store URL has ssl_key without ssl_cert; give both, or put both into the file of ssl_cert"
+        )
+    if files:
+        settings["ssl"] = files
     return settings

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import parse_qsl, urlsplit
 
 from pillarbox.errors import MissingExtra
 from pillarbox.stores.postgres.url import plain_url, where
@@ -60,7 +61,14 @@ def source_of(place: Any, listen_url: str | None, *, pool_size: int, statement_c
 
 
 def _connector(url: str) -> Callable[[], Awaitable[Any]]:
-    return partial(asyncpg.connect, url, timeout=CONNECT_SECONDS)
+    return partial(asyncpg.connect, url, timeout=CONNECT_SECONDS, server_settings=_session_settings(url))
+
+
+def _session_settings(url: str) -> dict[str, str]:
+    """The name under which the server lists a connection, unless the URL has one. Other settings would be refused by a
+    pooler."""
+    named = "application_name" in dict(parse_qsl(urlsplit(url).query))
+    return {} if named else {"application_name": "pillarbox"}
 
 
 def _pool_connector(pool: Any) -> Callable[[], Awaitable[Any]] | None:
@@ -99,6 +107,7 @@ class OwnPool:
                 # A connection that is cut silently must not hold a slot forever.
                 command_timeout=COMMAND_SECONDS,
                 statement_cache_size=self._statement_cache,
+                server_settings=_session_settings(self._url),
                 reset=_nothing,
             )
 

@@ -63,6 +63,16 @@ class PostgresDatabase:
             raise StoreError(f"{self.name}: there is no such database; create it, or correct the URL") from error
         except asyncpg.InvalidAuthorizationSpecificationError as error:
             raise StoreError(f"{self.name}: user or password refused; correct the URL") from error
+        except asyncpg.CheckViolationError as error:
+            # Without the driver's text: it quotes the row.
+            raise StoreError(
+                f"{self.name}: a row breaks the check {error.constraint_name}; write events with Pillarbox, "
+                "or correct the row first"
+            ) from None
+        except OverflowError as error:
+            raise StoreError(
+                f"{self.name}: a row has an instant that Python cannot hold ({error}); correct it"
+            ) from error
         except asyncpg.InsufficientPrivilegeError as error:
             raise StoreError(f"{self.name}: {error}; grant it to the user of the relay") from error
         except asyncpg.exceptions.ClientConfigurationError:

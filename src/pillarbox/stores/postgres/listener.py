@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,13 @@ import asyncpg
 log = logging.getLogger("pillarbox.stores.postgres")
 
 _RETRY_SECONDS = 2.0
+# A connection that was cut without a word receives nothing, and only a question shows it.
+_ASK_SECONDS = 10.0
+_ANSWER_SECONDS = 5.0
 
 
 class PostgresListener:
-    """Listens, and connects again when its connection is cut; polling covers the gap."""
+    """Listens, and connects again when its connection is cut or does not answer; polling covers the gap."""
 
     def __init__(self, connect: Callable[[], Awaitable[Any]], name: str, channel: str) -> None:
         self._connect = connect
@@ -46,18 +50,26 @@ class PostgresListener:
                 connection = await self._connect()
                 try:
                     connection.add_termination_listener(partial(_set, closed))
-                    await connection.add_listener(self._channel, self._notified)
-                    await closed.wait()
+                    async with asyncio.timeout(_ANSWER_SECONDS):
+                        await connection.add_listener(self._channel, self._notified)
+                    while not await _is_set_within(closed, _ASK_SECONDS):
+                        await connection.execute("SELECT 1", timeout=_ANSWER_SECONDS)
                 finally:
                     connection.terminate()
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 log.warning(
-                    "%s: cannot listen for wake-ups (%s); polling goes on",
+                    "%s: cannot listen for wake-ups (%s); polling goes on until it can connect again",
                     self._name,
                     type(error).__name__,
                     extra={"action": "listen_failed"},
                 )
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
 
 
 def _set(event: asyncio.Event, connection: Any) -> None:

@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
-from pillarbox.event import Status
 from pillarbox.names import Names
-from pillarbox.sql.rows import ADDED, PLAIN
+from pillarbox.sql.rows import PLAIN
 from pillarbox.sql.statements import Statements
 from pillarbox.store import Claim, Grant, Page, Settlement, Work
 from pillarbox.stores._id_walk import IdWalk
+from pillarbox.stores._tokens import new_token
 from pillarbox.stores.outbox_info import OutboxInfo
 from pillarbox.stores.postgres.floors import Floors
 from pillarbox.stores.sql import Connection, Database
-from pillarbox.stores.sql.claims import SqlClaims
+from pillarbox.stores.sql.claims import SqlClaims, claims_of
 from pillarbox.stores.sql.operations import SqlRetention
 from pillarbox.stores.sql.serving import SqlServing, reenter_due, work_of
 from pillarbox.stores.sql.turns import SqlTurns, fence, ids_of
@@ -140,10 +140,16 @@ class PostgresClaims:
 
     async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
         statement = self._sql["claim_suspect" if shard is None else "claim"]
-        values = {"stream": stream, "shard": shard, "worker": worker, "limit": limit, "seconds": seconds}
+        values = {
+            "stream": stream,
+            "shard": shard,
+            "worker": worker,
+            "token": new_token(),
+            "limit": limit,
+            "seconds": seconds,
+        }
         rows = await self._db.fetch(statement, **values)
-        claims = [Claim(PLAIN.event(row, stream, Status.PROCESSING), row[ADDED]) for row in rows]
-        return sorted(claims, key=lambda claim: claim.event.seq)
+        return sorted(claims_of(PLAIN, rows, stream), key=lambda claim: claim.event.seq)
 
 
 class PostgresRetention:

@@ -1,4 +1,8 @@
 -- The statements of the PostgreSQL store. stores/sql/statements.sql has those that it shares with others.
+--
+-- set_config('synchronous_commit', 'on', true) makes the commit of this transaction wait for the disk, whatever the
+-- default of the server or the role is: a lease or a settle that was answered and is lost in a crash makes copies. It
+-- stands in the statement itself, because an application's pool has its own settings and a pooler refuses ours.
 
 -- lock_migration: Keep other migrations of this outbox out until the transaction ends.
 SELECT pg_advisory_xact_lock(hashtext(:name))
@@ -53,12 +57,13 @@ DELETE FROM {sleeper} AS s WHERE NOT EXISTS (
 
 -- takeable: Shards that nobody owns, or whose lease has run out; those that another takes at this moment are passed
 -- over.
-SELECT shard FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < now())
+SELECT shard, set_config('synchronous_commit', 'on', true) FROM {lease}
+WHERE stream = :stream AND (owner IS NULL OR lease_until < now())
 ORDER BY shard LIMIT :limit FOR UPDATE SKIP LOCKED
 
--- take: Own shards. The token grows, so that an earlier owner can change nothing any more.
+-- take: Own shards. Each gets a new token, so that an earlier owner can change nothing any more.
 UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END,
-    owner = :worker, token = token + 1, lease_until = now() + :seconds * interval '1 second'
+    owner = :worker, token = :token::bigint + shard, lease_until = now() + :seconds * interval '1 second'
 WHERE stream = :stream AND shard = ANY(:shards)
 
 -- taken: The leases as they are now.
@@ -67,18 +72,21 @@ SELECT shard, token, crashes, suspect FROM {lease} WHERE stream = :stream AND sh
 -- renew_all: Extend all leases of a worker. Rows that a settle holds at this moment are passed over, so nothing can
 -- deadlock.
 UPDATE {lease} AS l SET lease_until = now() + :seconds * interval '1 second' FROM (
-    SELECT stream, shard FROM {lease} JOIN unnest(:streams::text[], :shards::int[], :tokens::bigint[])
-        AS mine (stream, shard, token) USING (stream, shard, token) WHERE owner = :worker
+    SELECT stream, shard, set_config('synchronous_commit', 'on', true) FROM {lease}
+    JOIN unnest(:streams::text[], :shards::int[], :tokens::bigint[]) AS mine (stream, shard, token)
+        USING (stream, shard, token) WHERE owner = :worker
     ORDER BY stream, shard FOR UPDATE SKIP LOCKED) AS free
 WHERE l.stream = free.stream AND l.shard = free.shard RETURNING l.stream, l.shard, l.token
 
 -- renew: Extend one lease.
 UPDATE {lease} SET lease_until = now() + :seconds * interval '1 second'
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+RETURNING set_config('synchronous_commit', 'on', true)
 
 -- fence: A row if the shard is ours; nobody takes it over until the transaction ends. With FOR KEY SHARE, or with
 -- EXISTS alone, a settle and a take-over can cross.
-SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE
+SELECT set_config('synchronous_commit', 'on', true) FROM {lease}
+WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE
 
 -- read: Pending events of a shard from a floor on, in order, if the shard is ours. A payload of more than :inline bytes
 -- stays behind, and the last column has its size.
@@ -105,18 +113,20 @@ ORDER BY next_attempt_at LIMIT 1
 
 -- publish_fenced: Mark a batch as published if the shard is ours, in one statement.
 WITH guard AS MATERIALIZED (
-    SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
-UPDATE {event} SET status = 'published', published_at = now(), attempts = attempts + 1
+    SELECT set_config('synchronous_commit', 'on', true) FROM {lease}
+    WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
+UPDATE {event} SET status = 'published', published_at = now(), attempts = least(attempts, 2147483646) + 1
 WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held') AND EXISTS (SELECT 1 FROM guard)
 
 -- delete_fenced: Delete a batch that was published if the shard is ours, in one statement.
 WITH guard AS MATERIALIZED (
-    SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
+    SELECT set_config('synchronous_commit', 'on', true) FROM {lease}
+    WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
 DELETE FROM {event}
 WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held') AND EXISTS (SELECT 1 FROM guard)
 
 -- publish: Mark events as published. The status is checked, so that a settle can be repeated.
-UPDATE {event} SET status = 'published', published_at = now(), attempts = attempts + 1
+UPDATE {event} SET status = 'published', published_at = now(), attempts = least(attempts, 2147483646) + 1
 WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held')
 
 -- remove: Delete events that are dead letters now, or that need not be kept after they were published.
@@ -128,7 +138,7 @@ UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts
         ELSE coalesce(errors, '') || :line END,
     status = 'failed', attempts = :attempts, next_attempt_at = now() + :delay * interval '1 second',
     last_error = :error, last_error_at = now(), suspect = :suspect,
-    lease_owner = NULL, lease_until = NULL, lease_token = lease_token + 1
+    lease_owner = NULL, lease_until = NULL
 WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
 
 -- hold: Pending events wait behind their key.
@@ -162,28 +172,34 @@ UPDATE {event} SET status = 'pending', next_attempt_at = NULL, seq = DEFAULT WHE
 
 -- claim: Lease pending events of a shard, each charged an attempt, and pass over those that others lease at this
 -- moment.
-UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL, lease_owner = :worker,
-    lease_token = lease_token + 1, lease_until = now() + :seconds * interval '1 second', processing_started_at = now()
+UPDATE {event} SET status = 'processing', attempts = least(attempts, 2147483646) + 1, next_attempt_at = NULL,
+    lease_owner = :worker, lease_token = :token, lease_until = now() + :seconds * interval '1 second',
+    processing_started_at = now()
 WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
     WHERE stream = :stream AND shard = :shard AND status = 'pending' ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED))
 RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
-    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token,
+    set_config('synchronous_commit', 'on', true)
 
 -- claim_suspect: Lease one event that was in a crash.
-UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL, lease_owner = :worker,
-    lease_token = lease_token + 1, lease_until = now() + :seconds * interval '1 second', processing_started_at = now()
+UPDATE {event} SET status = 'processing', attempts = least(attempts, 2147483646) + 1, next_attempt_at = NULL,
+    lease_owner = :worker, lease_token = :token, lease_until = now() + :seconds * interval '1 second',
+    processing_started_at = now()
 WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
     WHERE stream = :stream AND next_attempt_at <= now() AND status = 'failed' AND suspect
     ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED))
 RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
-    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token,
+    set_config('synchronous_commit', 'on', true)
 
 -- renew_claim: Extend the lease of an event.
 UPDATE {event} SET lease_until = now() + :seconds * interval '1 second'
 WHERE id = :id AND stream = :stream AND status = 'processing' AND lease_token = :token
+RETURNING set_config('synchronous_commit', 'on', true)
 
 -- lock_claims: The tokens of leased events, locked: nobody rescues them until the transaction ends.
-SELECT id, lease_token FROM {event} WHERE id = ANY(:ids) AND stream = :stream AND status = 'processing'
+SELECT id, lease_token, set_config('synchronous_commit', 'on', true) FROM {event}
+WHERE id = ANY(:ids) AND stream = :stream AND status = 'processing'
 ORDER BY id FOR UPDATE
 
 -- publish_claims: Mark leased events as published.
@@ -225,11 +241,11 @@ ORDER BY shard, key, seq FOR UPDATE
 -- revive: A dead letter becomes an event again, in its old place.
 INSERT INTO {event} (id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
-    available_at, max_attempts, lease_token, status, last_error, last_error_at, errors)
+    available_at, max_attempts, status, last_error, last_error_at, errors)
 OVERRIDING SYSTEM VALUE
 SELECT id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
-    available_at, max_attempts, lease_token, :status, error, died_at, errors
+    available_at, max_attempts, :status, error, died_at, errors
 FROM {dead_letter} WHERE id = :id AND stream = :stream
 
 -- is_one_of: A condition for find_events and find_dead_letters.

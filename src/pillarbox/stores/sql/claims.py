@@ -5,12 +5,22 @@ from typing import Any
 from uuid import UUID
 
 from pillarbox.event import Status
-from pillarbox.sql.rows import ADDED, Rows
+from pillarbox.sql.rows import ADDED, Rows, readable
 from pillarbox.sql.statements import Statements
 from pillarbox.store import Claim, ClaimResults, Rescued
 from pillarbox.stores._errors import CRASHED
+from pillarbox.stores._tokens import new_token
 from pillarbox.stores.sql.database import Connection, Database
 from pillarbox.stores.sql.results import fail, failure_row, move_rows_to_dead, move_to_dead
+
+
+def claims_of(rows: Rows, found: Sequence[Any], stream: str) -> list[Claim]:
+    """The claims of rows of events, each with its token behind the columns of the event."""
+    claims = []
+    for row in found:
+        (event,), reason = readable(rows, [row], stream, lambda _: Status.PROCESSING)
+        claims.append(Claim(event, row[ADDED], reason))
+    return claims
 
 
 class SqlClaims:
@@ -28,16 +38,18 @@ class SqlClaims:
             ids = [row[0] for row in found]
             if not ids:
                 return []
-            await tx.execute(self._sql["claim"], stream=stream, ids=ids, worker=worker, seconds=seconds)
+            own = {"worker": worker, "token": new_token(), "seconds": seconds}
+            await tx.execute(self._sql["claim"], stream=stream, ids=ids, **own)
             return await tx.fetch(self._sql["claimed"], stream=stream, ids=ids)
 
         rows = await self._db.transact(work)
-        return [Claim(self._rows.event(row, stream, Status.PROCESSING), row[ADDED]) for row in rows]
+        return claims_of(self._rows, rows, stream)
 
     async def renew_claims(self, claims: Sequence[Claim], seconds: float) -> Collection[UUID]:
         renewed = []
-        for event, token in claims:
-            row = {"id": event.id, "stream": event.stream, "token": token, "seconds": seconds}
+        for claim in claims:
+            event = claim.event
+            row = {"id": event.id, "stream": event.stream, "token": claim.token, "seconds": seconds}
             if await self._db.execute(self._sql["renew_claim"], **row):
                 renewed.append(event.id)
         return renewed
@@ -50,7 +62,7 @@ class SqlClaims:
 
         async def work(tx: Connection) -> int:
             rows = await tx.fetch(self._sql["lock_claims"], stream=stream, ids=list(wanted))
-            tokens = {self._rows.uuid(event_id): token for event_id, token in rows}
+            tokens = {self._rows.uuid(row[0]): row[1] for row in rows}
             mine = {event_id for event_id, token in tokens.items() if wanted[event_id] == token}
             published = [event.id for event in results.published if event.id in mine]
             if published:

@@ -1,18 +1,21 @@
 """Reads for operators on SQL."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
 from pillarbox.event import Mode, Status
-from pillarbox.sql.rows import ADDED, Rows, error_history
+from pillarbox.sql.rows import ADDED, PAYLOAD, Rows, error_history, partly
 from pillarbox.sql.statements import Statements
 from pillarbox.store import Audit, DeadLetter, Filter, Found, HoldMode, StreamStatus
 from pillarbox.stores._members import members
 from pillarbox.stores.sql.database import Database
+from pillarbox.unreadable import CANNOT_READ
 
 _WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.FAILED, Status.HELD)
 _EQUAL: Final = ("stream", "key", "type", "tenant", "topic", "aggregate_type", "aggregate_id")
+_STATES: Final = frozenset(Status)
 _UNKNOWN: Final = (False, None, None)
 
 
@@ -28,6 +31,8 @@ class SqlInsights:
         oldest: dict[str, Any] = {}
         recent: dict[str, int] = {}
         for stream, state, count, since, published in await self._db.fetch(self._sql["states"]):
+            if state not in _STATES:
+                continue
             status = Status(state)
             counts.setdefault(stream, {})[status] = count
             recent[stream] = recent.get(stream, 0) + published
@@ -78,7 +83,8 @@ class SqlInsights:
                 found.append(after)
 
     async def count(self, stream: str) -> Mapping[Status, int]:
-        counts = {Status(status): n for status, n in await self._db.fetch(self._sql["count"], stream=stream)}
+        rows = await self._db.fetch(self._sql["count"], stream=stream)
+        counts = {Status(status): n for status, n in rows if status in _STATES}
         dead = (await self._db.fetch(self._sql["count_dead"], stream=stream))[0][0]
         return counts | ({Status.DEAD: dead} if dead else {})
 
@@ -143,9 +149,16 @@ class SqlInsights:
     def _found(self, row: Sequence[Any]) -> Found:
         stream, status, size, available, due, published, started, owner, until, token = row[ADDED : ADDED + 10]
         error, error_at, errors, holds_key = row[ADDED + 10 :]
-        event = self._rows.event(row[:ADDED], stream, Status(status))
+        unreadable = ""
+        try:
+            event = self._rows.event(row[:ADDED], stream, Status(status))
+            event = event._replace(payload=event.payload or b"", available_at=self._instant(available))
+        except CANNOT_READ:
+            cells = list(row[:ADDED])
+            cells[PAYLOAD] = cells[PAYLOAD] or b""
+            event, unreadable = partly(self._rows, cells, stream, status)
         return Found(
-            event=event._replace(payload=event.payload or b"", available_at=self._instant(available)),
+            event=event,
             payload_bytes=size,
             next_attempt_at=self._instant(due),
             published_at=self._instant(published),
@@ -157,10 +170,12 @@ class SqlInsights:
             last_error_at=self._instant(error_at),
             errors=error_history(errors),
             holds_key=bool(holds_key),
+            unreadable=unreadable,
         )
 
     def _instant(self, value: Any) -> Any:
-        return None if value is None else self._rows.instant(value)
+        with suppress(*CANNOT_READ):
+            return None if value is None else self._rows.instant(value)
 
     async def audit(self, limit: int) -> Sequence[Audit]:
         rows = await self._db.fetch(self._sql["audited"], limit=limit)

@@ -6,13 +6,13 @@ from typing import Any
 
 from pillarbox.sql.statements import Statements
 from pillarbox.store import Failure
-from pillarbox.stores._errors import error_entry, keepable
+from pillarbox.stores._errors import MOST_ATTEMPTS, error_entry, keepable
 from pillarbox.stores.sql.database import Connection
 
 
 def failure_row(event_id: Any, stream: str, error: str, attempts: int) -> dict[str, Any]:
     """The parameters of an event that failed or died."""
-    error = keepable(error)
+    error, attempts = keepable(error), min(attempts, MOST_ATTEMPTS)
     line = json.dumps(error_entry(error, attempts), ensure_ascii=False) + "\n"
     return {"id": event_id, "stream": stream, "error": error, "attempts": attempts, "line": line}
 

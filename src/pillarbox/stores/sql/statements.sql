@@ -62,10 +62,10 @@ DELETE FROM {dead_letter} WHERE id = :id AND stream = :stream
 -- move_to_dead: An event becomes a dead letter.
 INSERT INTO {dead_letter} (id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
-    available_at, max_attempts, lease_token, attempts, error, errors)
+    available_at, max_attempts, attempts, error, errors)
 SELECT id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
-    available_at, max_attempts, lease_token, :attempts, :error,
+    available_at, max_attempts, :attempts, :error,
     CASE WHEN length(errors) > 16000 THEN errors ELSE coalesce(errors, '') || :line END
 FROM {event} WHERE id = :id AND stream = :stream AND status <> 'published'
 
@@ -75,20 +75,20 @@ DELETE FROM {dead_letter} WHERE id = :id AND stream = :stream
 -- revive: A dead letter becomes an event again, in its old place.
 INSERT INTO {event} (id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
-    available_at, max_attempts, lease_token, status, last_error, last_error_at, errors)
+    available_at, max_attempts, status, last_error, last_error_at, errors)
 SELECT id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
-    available_at, max_attempts, lease_token, :status, error, died_at, errors
+    available_at, max_attempts, :status, error, died_at, errors
 FROM {dead_letter} WHERE id = :id AND stream = :stream
 
 -- reenter: An event becomes pending at the end of its stream: REPLACE deletes its row and inserts it with a new seq.
 -- PostgreSQL, which has no REPLACE, says it in its own way.
 REPLACE INTO {event} (id, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`, key_hash,
     routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at, available_at,
-    attempts, max_attempts, lease_token, last_error, last_error_at, errors, status)
+    attempts, max_attempts, last_error, last_error_at, errors, status)
 SELECT id, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`, key_hash,
     routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at, available_at,
-    attempts, max_attempts, lease_token, last_error, last_error_at, errors, 'pending'
+    attempts, max_attempts, last_error, last_error_at, errors, 'pending'
 FROM {event} WHERE id = :id AND stream = :stream
 
 -- pause: Pause a stream, or resume it.
@@ -140,8 +140,7 @@ FROM {event} AS e
 SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
     e.routing_key, CASE WHEN :whole THEN e.payload END AS payload, e.content_type, e.schema_id, e.schema_version,
     e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers, e.stream, 'dead', length(e.payload),
-    e.available_at, NULL, NULL, NULL, NULL, NULL,
-    e.lease_token, e.error, e.died_at, CASE WHEN :whole THEN e.errors END,
+    e.available_at, NULL, NULL, NULL, NULL, NULL, 0, e.error, e.died_at, CASE WHEN :whole THEN e.errors END,
     (SELECT count(*) FROM {held_key} AS h
         WHERE h.stream = e.stream AND h.shard = e.shard AND h.key = e.key AND h.dead_head = e.id)
 FROM {dead_letter} AS e

@@ -7,12 +7,14 @@ from uuid import UUID
 
 from pillarbox.batch import Part
 from pillarbox.event import Event, Status
-from pillarbox.sql.rows import ADDED, ID, PAYLOAD, Rows, cut
+from pillarbox.sql.rows import ADDED, ID, PAYLOAD, Rows, cut, readable
 from pillarbox.sql.statements import Statements
 from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Settlement
+from pillarbox.stores._tokens import new_token
 from pillarbox.stores.outbox_info import lost
 from pillarbox.stores.sql.database import Connection, Database
 from pillarbox.stores.sql.results import fail, move_to_dead
+from pillarbox.unreadable import CANNOT_READ
 
 # Reads the rows of a shard's pending events, up to a number of events and of payload bytes.
 Read: TypeAlias = Callable[[Grant, int, int], Awaitable[Sequence[Any]]]
@@ -50,7 +52,8 @@ class SqlTurns:
             shards = [row[0] for row in await tx.fetch(self._sql["takeable"], stream=stream, limit=limit)]
             if not shards:
                 return []
-            await tx.execute(self._sql["take"], stream=stream, worker=worker, seconds=seconds, shards=shards)
+            own = {"worker": worker, "token": new_token(), "seconds": seconds}
+            await tx.execute(self._sql["take"], stream=stream, shards=shards, **own)
             return await tx.fetch(self._sql["taken"], stream=stream, shards=shards)
 
         return [
@@ -85,8 +88,15 @@ class SqlTurns:
             rows = await self._read(grant, limit, max_bytes // limit)
             if rows:
                 rows = await self._with_payloads(grant.stream, rows, max_bytes)
-                parts.append(Part(grant.shard, grant.token, self._rows.events(rows, grant.stream, Status.PENDING)))
+                parts.append(self._part(grant, rows))
         return parts
+
+    def _part(self, grant: Grant, rows: Sequence[Any]) -> Part:
+        try:
+            return Part(grant.shard, grant.token, self._rows.events(rows, grant.stream, Status.PENDING))
+        except CANNOT_READ:
+            events, reason = readable(self._rows, rows, grant.stream, lambda _: Status.PENDING)
+            return Part(grant.shard, grant.token, events, unreadable=reason)
 
     async def _read_from_the_start(self, grant: Grant, limit: int, inline: int) -> Sequence[Any]:
         return await self._db.fetch(self._sql["read"], **fence(grant), limit=limit, inline=inline)
@@ -113,8 +123,8 @@ class SqlTurns:
         inline = max_bytes // limit
         rows = await self._db.fetch(self._sql["read_key"], **fence(grant), key=key, limit=limit, inline=inline)
         rows = await self._with_payloads(grant.stream, rows, max_bytes)
-        events = [self._rows.event(row, grant.stream, Status(row[ADDED + 1])) for row in rows]
-        return KeyRun(key, HoldMode(mode), events, dead_head and self._rows.uuid(dead_head))
+        events, reason = readable(self._rows, rows, grant.stream, lambda row: Status(row[ADDED + 1]))
+        return KeyRun(key, HoldMode(mode), events, dead_head and self._rows.uuid(dead_head), unreadable=reason)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
         held: dict[int, Collection[str]] = {}

@@ -47,9 +47,9 @@ SELECT shard FROM {lease}
 WHERE stream = :stream AND (owner IS NULL OR lease_until < strftime('%Y-%m-%d %H:%M:%f', 'now'))
 ORDER BY shard LIMIT :limit
 
--- take: Own shards. The token grows, so that an earlier owner can change nothing any more.
-UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END, owner = :worker, token = token + 1,
-    lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds')
+-- take: Own shards. Each gets a new token, so that an earlier owner can change nothing any more.
+UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END, owner = :worker,
+    token = :token + shard, lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds')
 WHERE stream = :stream AND shard IN (SELECT value FROM json_each(:shards))
 
 -- taken: The leases as they are now.
@@ -82,7 +82,8 @@ WHERE stream = :stream AND shard = :shard AND next_attempt_at <= strftime('%Y-%m
 ORDER BY next_attempt_at LIMIT 1
 
 -- publish: Mark events as published. The status is checked, so that a settle can be repeated.
-UPDATE {event} SET status = 'published', published_at = strftime('%Y-%m-%d %H:%M:%f', 'now'), attempts = attempts + 1
+UPDATE {event} SET status = 'published', published_at = strftime('%Y-%m-%d %H:%M:%f', 'now'),
+    attempts = min(attempts, 2147483646) + 1
 WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream AND status IN ('pending', 'failed', 'held')
 
 -- remove: Delete events that are dead letters now, or that need not be kept after they were published.
@@ -95,7 +96,7 @@ UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts
     status = 'failed', attempts = :attempts,
     next_attempt_at = strftime('%Y-%m-%d %H:%M:%f', 'now', :delay || ' seconds'),
     last_error = :error, last_error_at = strftime('%Y-%m-%d %H:%M:%f', 'now'), suspect = :suspect,
-    lease_owner = NULL, lease_until = NULL, lease_token = lease_token + 1
+    lease_owner = NULL, lease_until = NULL
 WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
 
 -- hold: Pending events wait behind their key.
@@ -136,8 +137,9 @@ SELECT id FROM {event} WHERE stream = :stream AND next_attempt_at <= strftime('%
 ORDER BY next_attempt_at LIMIT 1
 
 -- claim: Lease events, each charged an attempt.
-UPDATE {event} SET status = 'processing', attempts = attempts + 1, next_attempt_at = NULL, lease_owner = :worker,
-    lease_token = lease_token + 1, lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds'),
+UPDATE {event} SET status = 'processing', attempts = min(attempts, 2147483646) + 1, next_attempt_at = NULL,
+    lease_owner = :worker, lease_token = :token,
+    lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds'),
     processing_started_at = strftime('%Y-%m-%d %H:%M:%f', 'now')
 WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
 

@@ -5,7 +5,8 @@ CREATE TABLE IF NOT EXISTS {meta} (
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 
 -- There are no partial indexes, so every index holds every row; a settle changes ready alone. held_hash is NULL unless the
--- event is failed or held, so that a key with a long history is read from its first waiting event.
+-- event is failed or held, so that a key with a long history is read from its first waiting event. The checks refuse, in
+-- its own transaction, a row that no relay could read or settle.
 CREATE TABLE IF NOT EXISTS {event} (
     seq bigint NOT NULL AUTO_INCREMENT PRIMARY KEY,
     created_at datetime(6) NOT NULL DEFAULT (utc_timestamp(6)),
@@ -45,7 +46,9 @@ CREATE TABLE IF NOT EXISTS {event} (
     UNIQUE KEY by_id (id, stream),
     KEY {ready_index} (status, stream, shard, seq),
     KEY {held_index} (held_hash, stream, seq),
-    KEY {due_index} (stream, next_attempt_at)
+    KEY {due_index} (stream, next_attempt_at),
+    CHECK (attempts >= 0),
+    CHECK (headers LIKE '{{%}}')
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 
 CREATE TABLE IF NOT EXISTS {stream} (
@@ -97,7 +100,6 @@ CREATE TABLE IF NOT EXISTS {dead_letter} (
     key_hash int NOT NULL,
     attempts int NOT NULL,
     max_attempts int,
-    lease_token bigint NOT NULL,
     shard smallint GENERATED ALWAYS AS (key_hash % {shards}) STORED,
     stream varchar(100) NOT NULL,
     tenant varchar(100) NOT NULL,

@@ -5,7 +5,8 @@ CREATE TABLE {meta} (
 
 -- xid stands in front of seq: defaults are evaluated in the order of columns, so that a transaction has its id before it
 -- takes a number. Reads rely on it. GENERATED ALWAYS, because BY DEFAULT an INSERT of several rows that names DEFAULT
--- takes its numbers first.
+-- takes its numbers first. The checks refuse, in its own transaction, a row that no relay could read or settle. They are
+-- cheap, because every settle runs them too.
 CREATE TABLE {event} (
     xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
     seq bigint GENERATED ALWAYS AS IDENTITY (SEQUENCE NAME {event_seq} CACHE 1),
@@ -42,7 +43,14 @@ CREATE TABLE {event} (
     last_error text,
     errors text,
     payload bytea NOT NULL,
-    PRIMARY KEY (id, stream)
+    PRIMARY KEY (id, stream),
+    CHECK (status IN ('pending', 'published', 'failed', 'held', 'scheduled', 'processing')),
+    CHECK (attempts >= 0),
+    CHECK (octet_length(key) <= 1020),
+    CHECK (headers LIKE '{{%}}'),
+    CHECK (created_at BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 23:59:59.999999+00'),
+    CHECK (occurred_at BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 23:59:59.999999+00' OR NOT isfinite(occurred_at)),
+    CHECK (available_at BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 23:59:59.999999+00' OR NOT isfinite(available_at))
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_threshold = 10000,
@@ -109,7 +117,6 @@ CREATE TABLE {dead_letter} (
     key_hash integer NOT NULL,
     attempts integer NOT NULL,
     max_attempts integer,
-    lease_token bigint NOT NULL,
     shard smallint NOT NULL GENERATED ALWAYS AS (key_hash % {shards}) STORED,
     stream text NOT NULL,
     tenant text NOT NULL,

@@ -39,7 +39,21 @@ CREATE TABLE {event} (
     last_error text,
     errors text,
     payload blob NOT NULL,
-    UNIQUE (id, stream)
+    UNIQUE (id, stream),
+    -- The checks refuse, in its own transaction, a row that no relay could read or settle. Any column takes any type.
+    CHECK (length(id) = 36 AND id GLOB '????????-????-????-????-????????????'),
+    CHECK (status IN ('pending', 'published', 'failed', 'held', 'scheduled', 'processing')),
+    CHECK (typeof(attempts) = 'integer' AND attempts >= 0),
+    CHECK (typeof(max_attempts) IN ('integer', 'null') AND typeof(aggregate_version) IN ('integer', 'null')),
+    CHECK (typeof(payload) = 'blob'),
+    CHECK (headers IS NULL OR json_valid(headers) AND ltrim(headers) LIKE '{{%'),
+    CHECK (created_at GLOB '[0-9][0-9][0-9][0-9]-[0-1][0-9]-[0-3][0-9] [0-2][0-9]:[0-5][0-9]:[0-5][0-9].[0-9]*'),
+    CHECK (occurred_at GLOB '[0-9][0-9][0-9][0-9]-[0-1][0-9]-[0-3][0-9] [0-2][0-9]:[0-5][0-9]:[0-5][0-9].[0-9]*'),
+    CHECK (available_at GLOB '[0-9][0-9][0-9][0-9]-[0-1][0-9]-[0-3][0-9] [0-2][0-9]:[0-5][0-9]:[0-5][0-9].[0-9]*'),
+    CHECK (next_attempt_at GLOB '[0-9][0-9][0-9][0-9]-[0-1][0-9]-[0-3][0-9] [0-2][0-9]:[0-5][0-9]:[0-5][0-9].[0-9]*'),
+    CHECK ('blob' NOT IN (typeof(stream), typeof(tenant), typeof(topic), typeof(type), typeof(aggregate_type),
+        typeof(aggregate_id), typeof(key), typeof(routing_key), typeof(content_type), typeof(schema_id),
+        typeof(schema_version), typeof(headers)))
 )
 
 CREATE INDEX {ready_index} ON {event} (stream, shard, seq) WHERE status = 'pending'
@@ -100,7 +114,6 @@ CREATE TABLE {dead_letter} (
     key_hash integer NOT NULL,
     attempts integer NOT NULL,
     max_attempts integer,
-    lease_token integer NOT NULL,
     shard integer NOT NULL GENERATED ALWAYS AS (key_hash % {shards}) STORED,
     stream text NOT NULL,
     tenant text NOT NULL,
