@@ -1,7 +1,6 @@
 """A turn: read, publish and settle on owned shards. Turns of one shard never overlap, so order holds."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +15,6 @@ from pillarbox.relay.ordered.ownership import Shard
 from pillarbox.relay.plan import plan_key_run, plan_turn, split
 from pillarbox.relay.stream import OnDead
 from pillarbox.store import HoldMode, Ordered, Settlement
-
-log = logging.getLogger(__name__)
 
 _DUE_SECONDS = 0.1
 # From this size on a call works more than it waits. Half of the slots then keep a destination busy, while the other
@@ -54,7 +51,6 @@ class TurnRunner:
         self._max_bytes = job.stream.batch_bytes
         self._rules = job.rules
         self._report = job.report
-        self._log = job.logger or log
         self._destination = destination
         self._calls = asyncio.Semaphore(destination.features.calls)
         self._large_calls = asyncio.Semaphore(max(1, destination.features.calls // 2))
@@ -90,23 +86,11 @@ class TurnRunner:
         for part in await self._store.read([shard.grant for shard in shards], limit, self._max_bytes):
             shard = owned[part.shard]
             if part.unreadable:
-                turns.append(_ShardTurn(shard, part, outcomes=[self._reject(part.events[0], part.unreadable)]))
+                turns.append(_ShardTurn(shard, part, outcomes=[rejected(part.unreadable)]))
                 continue
             free, held = split(part.events, shard.held_keys)
             turns.append(_ShardTurn(shard, part._replace(events=free) if held else part, held))
         return turns
-
-    def _reject(self, event: Event, reason: str) -> Outcome:
-        """The outcome of an event that cannot be read. Nothing of it is sent."""
-        self._log.error(
-            "stream '%s': event %s is dead: %s; see: pillarbox dead show %s",
-            self._stream,
-            event.id,
-            reason,
-            event.id,
-            extra={"action": "unreadable", "stream": self._stream, "event_id": str(event.id)},
-        )
-        return rejected(reason)
 
     def _plan(self, turn: _ShardTurn) -> Settlement:
         rules = self._rules
@@ -144,7 +128,7 @@ class TurnRunner:
             shard, Part(grant.shard, grant.token, run.events if run.mode is HoldMode.RETRYING else (), run.ticket)
         )
         if run.unreadable and turn.part.events:
-            turn.outcomes = [self._reject(run.events[0], run.unreadable)]
+            turn.outcomes = [rejected(run.unreadable)]
         await self._publish([turn])
         settlement = plan_key_run(grant, run, turn.outcomes, self._rules)
         await self._settle([(shard, replace(settlement, ticket=run.ticket) if run.ticket else settlement)])

@@ -111,7 +111,7 @@ class QueueWorker:
         claims = await self._store.claim(stream.name, shard, self._job.worker, limit, stream.lease_seconds)
         for claim in claims:
             if claim.unreadable:
-                self._done.append((claim, self._reject(claim)))
+                self._done.append((claim, rejected(claim.unreadable)))
                 self.changed.set()
                 continue
             if shard is None:
@@ -121,19 +121,6 @@ class QueueWorker:
             self._running[task] = claim
             task.add_done_callback(self._worked)
         return bool(claims)
-
-    def _reject(self, claim: Claim) -> Outcome:
-        """The outcome of an event that cannot be read. Nothing of it is sent."""
-        event_id = claim.event.id
-        (self._job.logger or log).error(
-            "stream '%s': event %s is dead: %s; see: pillarbox dead show %s",
-            self._stream.name,
-            event_id,
-            claim.unreadable,
-            event_id,
-            extra={"action": "unreadable", "stream": self._stream.name, "event_id": str(event_id)},
-        )
-        return rejected(claim.unreadable)
 
     def _worked(self, task: asyncio.Task[Sequence[Outcome]]) -> None:
         claim = self._running.pop(task, None)
