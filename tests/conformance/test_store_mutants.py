@@ -794,7 +794,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a rescue takes nothing away": bug(
         "test_what_was_rescued_is_not_settled_by_its_old_worker",
-        fail=["status = 'failed', attempts", "status = 'processing', attempts"],
+        fail=["status = 'failed', attempts", "status = 'processing', attempts", "THEN 0 ELSE", "THEN lease_token ELSE"],
     ),
     "a suspect for ever": bug(
         "test_a_suspect_that_succeeds_is_through",

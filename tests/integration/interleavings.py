@@ -74,7 +74,7 @@ class Interleavings(StoreSetup):
     async def _begin_take(self, tx: Any, store: SqlStore, grant: Grant, worker: str) -> None:
         shards = [row[0] for row in await tx.fetch(store.statements["takeable"], stream=STREAM, limit=SHARDS)]
         assert shards == [grant.shard]
-        await tx.execute(store.statements["take"], stream=STREAM, worker=worker, seconds=LEASE, shards=shards)
+        await tx.execute(store.statements["take"], stream=STREAM, worker=worker, token=7, seconds=LEASE, shards=shards)
 
     @pytest.mark.asyncio
     async def test_a_take_over_waits_for_a_settle_that_has_begun(self, ann: SqlStore, bob: SqlStore) -> None:
@@ -160,7 +160,7 @@ class Interleavings(StoreSetup):
     async def _begin_claim(self, tx: Any, store: SqlStore, limit: int) -> list[Any]:
         rows = await tx.fetch(store.statements["ready"], stream=JOBS, shard=0, limit=limit)
         found = [row[0] for row in rows]
-        await tx.execute(store.statements["claim"], stream=JOBS, ids=found, worker="ann", seconds=LEASE)
+        await tx.execute(store.statements["claim"], stream=JOBS, ids=found, worker="ann", token=7, seconds=LEASE)
         return [uuid_of(each) for each in found]
 
     @pytest.mark.asyncio

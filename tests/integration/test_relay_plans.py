@@ -185,7 +185,7 @@ async def test_a_page_of_prune_goes_by_the_primary_key(pg: SqlOutbox, store: Sql
 
 
 async def test_a_claim_walks_the_ready_index(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
-    plan = await explain(store, "claim", stream=STREAM, shard=0, worker="ann", limit=BATCH, seconds=60.0)
+    plan = await explain(store, "claim", stream=STREAM, shard=0, worker="ann", token=7, limit=BATCH, seconds=60.0)
     assert probe_of(store).tables["ready_index"] in plan.indexes
     assert "Seq Scan" not in plan.kinds
     assert plan.rows <= 4 * BATCH

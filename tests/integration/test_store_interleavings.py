@@ -54,7 +54,7 @@ class TestPostgresInterleavings(Interleavings):
         return int(count)
 
     async def _begin_claim(self, tx: Any, store: SqlStore, limit: int) -> list[Any]:
-        values = {"stream": JOBS, "shard": 0, "worker": "ann", "limit": limit, "seconds": LEASE}
+        values = {"stream": JOBS, "shard": 0, "worker": "ann", "token": 7, "limit": limit, "seconds": LEASE}
         return [row[0] for row in await tx.fetch(store.statements["claim"], **values)]
 
     @pytest.mark.asyncio

@@ -55,6 +55,7 @@ def _rescued(attempts: int) -> list[Document]:
         "status": "failed",
         "attempts": attempts,
         "suspect": True,
+        "lease_token": 0,
         "next_attempt_at": "$$NOW",
         "last_error": CRASHED,
         "last_error_at": "$$NOW",

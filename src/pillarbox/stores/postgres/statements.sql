@@ -132,13 +132,13 @@ WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'h
 -- remove: Delete events that are dead letters now, or that need not be kept after they were published.
 DELETE FROM {event} WHERE id = ANY(:ids) AND stream = :stream AND status <> 'published'
 
--- fail: An event failed, or its worker died (:suspect). Errors are JSON lines; a long history stops growing at its end,
--- because the oldest errors are worth most.
+-- fail: An event failed, or its worker died (:suspect) and loses its lease. Errors are JSON lines; a long history stops
+-- growing at its end, because the oldest errors are worth most.
 UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts OR length(errors) > 16000 THEN errors
         ELSE coalesce(errors, '') || :line END,
     status = 'failed', attempts = :attempts, next_attempt_at = now() + :delay * interval '1 second',
     last_error = :error, last_error_at = now(), suspect = :suspect,
-    lease_owner = NULL, lease_until = NULL
+    lease_owner = NULL, lease_until = NULL, lease_token = CASE WHEN :suspect THEN 0 ELSE lease_token END
 WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
 
 -- hold: Pending events wait behind their key.
