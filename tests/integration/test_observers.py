@@ -143,7 +143,7 @@ async def test_a_refused_settle_of_claims_is_reported(outbox: Outbox, store: Sto
         await to.wait_until_held(5)
         await store.pause(STREAM, "olga")  # nobody claims them again
         await move(store, "event", "lease_until", -1.0)
-        await store.rescue(STREAM, 600.0, 5, 100)
+        await store.rescue(STREAM, 600.0, 100)
         to.release()
         await until(lambda: count.found["lost"] == 5)
     assert (count.found["read"], count.found["published"], count.found["settled"]) == (5, 5, 0)

@@ -61,8 +61,7 @@ async def rescue(chosen: Any) -> int:
             stuck = options.get("stuck_seconds", 600.0)
             if chosen.stuck is not None:
                 stuck = seconds(chosen.stuck, "--stuck")
-            attempts = options.get("max_attempts", 5)
-            done = await Rescue(store, name, stuck_seconds=stuck, max_attempts=attempts).run_once()
+            done = await Rescue(store, name, stuck_seconds=stuck).run_once()
             if done.retried or done.dead or chosen.stream:
                 rows.append({"stream": name, **done._asdict()})
     if chosen.json:

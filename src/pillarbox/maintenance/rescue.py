@@ -17,7 +17,6 @@ class Rescue(Service):
         stream: str,
         *,
         stuck_seconds: float = 600.0,
-        max_attempts: int = 5,
         interval_seconds: float = 20.0,
         batch: int = 500,
         logger: logging.Logger | None = None,
@@ -26,13 +25,12 @@ class Rescue(Service):
         self._store = store
         self._stream = stream
         self._stuck = stuck_seconds
-        self._max_attempts = max_attempts
         self._batch = batch
 
     async def run_once(self) -> Rescued:
         retried = dead = 0
         while True:
-            done = await self._store.rescue(self._stream, self._stuck, self._max_attempts, self._batch)
+            done = await self._store.rescue(self._stream, self._stuck, self._batch)
             retried += done.retried
             dead += done.dead
             if done.retried + done.dead < self._batch:

@@ -1,17 +1,22 @@
 """The loop of a stream's worker: it polls, starts work, waits and stops."""
 
 import asyncio
+import logging
 from contextlib import suppress
 from typing import Protocol
 
-from pillarbox.errors import StoreDown
-from pillarbox.event import Mode
+from pillarbox.errors import NotDrained, StoreDown, StoreError
+from pillarbox.event import Mode, Status
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.pace import Pace, Patience
 from pillarbox.store import Work
 from pillarbox.tasks import ended
 
+log = logging.getLogger(__name__)
+
 _REENTER_LIMIT = 1000
+_REFUSED_SECONDS = 1.0
+_WAITING = (Status.PENDING, Status.SCHEDULED, Status.PROCESSING, Status.FAILED, Status.HELD)
 
 
 class Worker(Protocol):
@@ -22,6 +27,11 @@ class Worker(Protocol):
     @property
     def busy(self) -> bool:
         """Whether something runs or waits for a slot."""
+        ...
+
+    @property
+    def refused(self) -> bool:
+        """Whether the database refuses to settle what was published."""
         ...
 
     async def poll(self) -> Work:
@@ -57,6 +67,7 @@ class Loop:
         self._worker = worker
         self._pace = Pace(job.stream.poll_seconds, job.stream.poll_limit_seconds)
         self._patience = Patience(job.stream.name, job.store.description, logger=job.logger)
+        self._log = job.logger or log
         self._stopped = False
         self._idle = asyncio.Event()  # set while the last poll found nothing to do
         self._polls = self._quiet_poll = 0
@@ -73,7 +84,43 @@ class Loop:
         self._worker.changed.set()
 
     async def drained(self) -> bool:
-        """Wait for a poll that begins after this call and finds nothing. False: the loop ended before that."""
+        """Wait until no event of the stream is ready, on no worker's shards. False: the loop ended before that.
+
+        Raises NotDrained if the stream is paused and events wait."""
+        logged = False
+        while await self._quiet():
+            with suppress(StoreDown):
+                if not await self._left():
+                    return True
+            if not logged:
+                self._log.info(
+                    "stream '%s': waiting for events that other workers have; a worker that died has them until its "
+                    "lease runs out",
+                    self._stream.name,
+                    extra={"action": "draining", "stream": self._stream.name},
+                )
+            logged = True
+            await asyncio.sleep(self._stream.poll_seconds)
+        return False
+
+    async def _left(self) -> bool:
+        """Whether events are ready on any worker's shards, or in the hands of another worker."""
+        name = self._stream.name
+        work = await self._store.poll(name, self._job.worker, None)
+        left = bool(work.ready or work.due or work.scheduled or work.suspects)
+        if not left and self._stream.mode is Mode.QUEUE:
+            left = Status.PROCESSING in await self._store.count(name)
+        if left and work.paused:
+            counts = await self._store.count(name)
+            waiting = sum(counts.get(status, 0) for status in _WAITING)
+            raise NotDrained(
+                f"stream '{name}' is paused, and {waiting:,} of its events wait; "
+                f"resume it with: pillarbox streams resume {name}"
+            )
+        return left
+
+    async def _quiet(self) -> bool:
+        """Wait for a poll that begins after this call and finds nothing to do. False: the loop ended before that."""
         before = self._polls
         while self._quiet_poll <= before and not self._stopped:
             self._idle.clear()
@@ -94,6 +141,11 @@ class Loop:
                     self._patience.reset()
                 except StoreDown as error:
                     await self._wait(self._patience.after(error))
+                except StoreError:
+                    # The same: a new start would publish again what this worker could not settle.
+                    if not self._worker.refused:
+                        raise
+                    await asyncio.sleep(_REFUSED_SECONDS)
         finally:
             self.stop()
             self._idle.set()
@@ -129,7 +181,7 @@ class Loop:
             await self._set_dozing(True)
             return  # one more poll: an event may have come just before the database knew that we sleep
         # The poll leaves out busy shards. If one became free during the poll, its later events were not seen.
-        elif not work.paused and not was_busy:
+        elif not was_busy:
             self._quiet_poll = self._polls
             self._idle.set()
         await self._wait(worker.seconds_to_next_poll(self._pace))
@@ -149,6 +201,11 @@ class Loop:
     async def _renew_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._stream.lease_seconds / 3)
-            with suppress(StoreDown):
+            try:
                 await self._join()
                 await self._worker.renew()
+            except StoreDown:
+                continue
+            except StoreError:
+                if not self._worker.refused:
+                    raise

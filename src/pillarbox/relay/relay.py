@@ -63,6 +63,7 @@ class Relay:
     ) -> None:
         _check_streams(streams)
         _check_checks(checks, keep_published_seconds)
+        self.streams = tuple(streams)
         self.checks = tuple(checks)
         self._observers = Observers(observers, logger or log)
         self.store = observed_store(store_of(store), self._observers)
@@ -109,7 +110,6 @@ class Relay:
             self.store,
             stream.name,
             stuck_seconds=stream.stuck_seconds,
-            max_attempts=stream.max_attempts,
             interval_seconds=every,
             logger=self._logger,
         )
@@ -148,7 +148,10 @@ class Relay:
         self._log.info("relay %s stopped", self.name, extra={"action": "stopped", "worker": self.name})
 
     async def drain(self) -> None:
-        """Wait until no event is ready to be published. Events that wait for a retry or an instant do not count."""
+        """Wait until no event is ready to be published, on the shards of any worker: those of a worker that died come
+        when its lease runs out. Events that wait for a retry or an instant do not count.
+
+        Raises NotDrained if a stream is paused and events wait."""
         await self._supervisor.drain()
 
     async def run(self) -> None:

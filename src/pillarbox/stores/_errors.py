@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from pillarbox.store import CRASHES_ALONE
+
 
 def keepable(error: str) -> str:
     """An error's text without characters that databases refuse: NUL and lone surrogates."""
@@ -15,3 +17,7 @@ def error_entry(error: str, attempts: int) -> dict[str, Any]:
 
 
 CRASHED = "its worker died, or held it for too long"
+DEAD_OF_CRASHES = (
+    f"its worker died, or held it for too long, {CRASHES_ALONE} times while this event ran alone; it may have been "
+    "delivered"
+)
