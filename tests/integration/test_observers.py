@@ -124,7 +124,7 @@ async def test_a_take_over_and_the_refused_settle_are_reported(outbox: Outbox, s
         # Its leases have run out, and it does not know yet. The other relay takes its share of them.
         await move(store, "lease", "lease_until", -1.0)
         after = MemoryPublisher()
-        async with relay(outbox(), stream(after), observers=[second]) as other:
+        async with relay(outbox(), stream(after, lease_seconds=1.0), observers=[second]) as other:
             await until(lambda: second.found["taken"])
             await other.drain()
             to.release()

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _RETRIES: Final[dict[str, Any]] = {"exponential": Exponential, "fixed": Fixed, "linear": Linear}
 # Events that a drain does not wait for.
 _LATER: Final = {
+    Status.PENDING: "left to other relays",
     Status.FAILED: "waiting for a retry",
     Status.HELD: "held behind an event of their key",
     Status.SCHEDULED: "scheduled for later",

@@ -84,18 +84,22 @@ class Loop:
         self._worker.changed.set()
 
     async def drained(self) -> bool:
-        """Wait until no event of the stream is ready, on no worker's shards. False: the loop ended before that.
+        """Wait until no event of the stream is ready. False: the loop ended before that.
 
-        Raises NotDrained if the stream is paused and events wait."""
-        logged = False
+        A worker that died has its events until its lease runs out: they are waited for. Who has events for longer than
+        a lease is alive, and publishes them itself. Raises NotDrained if the stream is paused and events wait."""
+        clock, logged = asyncio.get_running_loop(), False
+        # One lease until it runs out, and one in which its events are taken or rescued.
+        until = clock.time() + 2 * self._stream.lease_seconds
         while await self._quiet():
             with suppress(StoreDown):
-                if not await self._left():
+                free, with_others = await self._left()
+                if not free and (not with_others or clock.time() > until):
                     return True
             if not logged:
                 self._log.info(
-                    "stream '%s': waiting for events that other workers have; a worker that died has them until its "
-                    "lease runs out",
+                    "stream '%s': waiting for events that other workers have: if one of them died, until its lease "
+                    "runs out",
                     self._stream.name,
                     extra={"action": "draining", "stream": self._stream.name},
                 )
@@ -103,21 +107,24 @@ class Loop:
             await asyncio.sleep(self._stream.poll_seconds)
         return False
 
-    async def _left(self) -> bool:
-        """Whether events are ready on any worker's shards, or in the hands of another worker."""
+    async def _left(self) -> tuple[bool, bool]:
+        """Whether events are ready that anybody can take, and whether other workers have some."""
         name = self._stream.name
         work = await self._store.poll(name, self._job.worker, None)
-        left = bool(work.ready or work.due or work.scheduled or work.suspects)
-        if not left and self._stream.mode is Mode.QUEUE:
-            left = Status.PROCESSING in await self._store.count(name)
-        if left and work.paused:
+        free = work.scheduled or work.suspects
+        if self._stream.mode is Mode.QUEUE:
+            free |= bool(work.ready)
+            with_others = Status.PROCESSING in await self._store.count(name)
+        else:
+            with_others = bool(work.ready or work.due)
+        if work.paused and (free or with_others):
             counts = await self._store.count(name)
             waiting = sum(counts.get(status, 0) for status in _WAITING)
             raise NotDrained(
                 f"stream '{name}' is paused, and {waiting:,} of its events wait; "
                 f"resume it with: pillarbox streams resume {name}"
             )
-        return left
+        return free, with_others
 
     async def _quiet(self) -> bool:
         """Wait for a poll that begins after this call and finds nothing to do. False: the loop ended before that."""

@@ -148,8 +148,8 @@ class Relay:
         self._log.info("relay %s stopped", self.name, extra={"action": "stopped", "worker": self.name})
 
     async def drain(self) -> None:
-        """Wait until no event is ready to be published, on the shards of any worker: those of a worker that died come
-        when its lease runs out. Events that wait for a retry or an instant do not count.
+        """Wait until no event is ready to be published. The events of a worker that died come when its lease runs out;
+        those of a live one are left to it. Events that wait for a retry or an instant do not count.
 
         Raises NotDrained if a stream is paused and events wait."""
         await self._supervisor.drain()
