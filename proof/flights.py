@@ -44,7 +44,6 @@ class Flights:
     def __init__(self, traces: Sequence[Trace]) -> None:
         self.interrupted: dict[str, list[Flight]] = defaultdict(list)
         self.peak: dict[tuple[str, str], int] = defaultdict(int)  # by worker and stream: the most events at once
-        self.sent: dict[tuple[str, int | None], float] = {}  # by event id and token, when it was first sent
         self._lost: dict[Held, float] = {}
         self._open: dict[str, dict[str, Flight]] = defaultdict(dict)
         self._up: dict[tuple[str, str], int] = defaultdict(int)
@@ -85,7 +84,6 @@ class Flights:
             if event_id in flights:
                 self._close(flights[event_id], trace.at, "left")
             flights[event_id] = Flight(event_id, held, trace.at)
-            self.sent.setdefault((event_id, trace.token), trace.at)
         place = trace.worker, trace.stream
         self._up[place] += len(trace.event_ids)
         self.peak[place] = max(self.peak[place], self._up[place])

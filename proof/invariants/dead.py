@@ -10,7 +10,7 @@ _MAX_ATTEMPTS = 5  # a stream's default
 
 def dead(facts: Facts) -> Iterator[Violation]:
     """I11: an event dies of a permanent error, of its last attempt, or behind a dead event of a parked key. An outage
-    charges no attempt."""
+    charges no attempt, and no kill buries an event."""
     yield from _deaths(facts)
     yield from _charges(facts)
 
@@ -38,7 +38,6 @@ def _deaths(facts: Facts) -> Iterator[Violation]:
 
 def _charges(facts: Facts) -> Iterator[Violation]:
     attempts: dict[str, int] = {}
-    killed = facts.faults.count("kill") > 0
     for change in facts.changes:
         if change.kind != "event" or change.event_id is None or change.attempts is None:
             continue
@@ -52,14 +51,7 @@ def _charges(facts: Facts) -> Iterator[Violation]:
         if change.attempts <= before + succeeded or line is None or line.fate != "deliver":
             continue
         at = facts.monotonic(change.at)
-        if killed and _charged_for_a_crash(facts, change.event_id, change.token, change.stream, at):
-            continue
         outage = facts.faults.broker.overlapping(at, at)
         if outage is not None:
             what = f"{before} to {change.attempts} attempts"
             yield Violation("I11", "charged an attempt while the broker was away", change.event_id, what)
-
-
-def _charged_for_a_crash(facts: Facts, event_id: str, token: int | None, stream: str, at: float) -> bool:
-    """Whether a new owner charged the suspect of a crash before it sent it."""
-    return stream in facts.queues or facts.flights.sent.get((event_id, token), float("inf")) > at

@@ -44,6 +44,10 @@ class OldSchema(SchemaError):
     """The tables are those of an earlier release: migrate them."""
 
 
+class NotDrained(PillarboxError):
+    """A drain cannot end: events wait for something that only an operator can change."""
+
+
 class LeaseLost(PillarboxError):
     """The token is stale: another worker owns this shard or event now, and nothing was changed."""
 

@@ -630,6 +630,11 @@ MUTANTS: Mapping[str, Mutant] = {
     "gives without token": bug("test_a_stale_owner_gives_nothing_back", give=[FENCE, ""]),
     "loses the suspect": bug("test_the_next_owner_learns_of_the_suspect", taken=["suspect", "NULL"]),
     "keeps the suspect": bug("test_a_clean_end_clears_the_suspect", give=[", suspect = NULL", ""]),
+    "keeps the count of its suspect": bug("test_a_clean_end_clears_the_suspect", give=[", alone = 0", ""]),
+    "forgets that a suspect was alone": bug("test_the_next_owner_learns_of_the_suspect", taken=[", alone", ", 0"]),
+    "names no worker that died": bug(
+        "test_an_expired_lease_is_taken_over_and_counted", takeable=["shard, owner", "shard, NULL"]
+    ),
     "suspects for ever": bug(
         "test_an_event_that_ended_is_no_longer_suspected",
         note_suspect=["suspect = :suspect", "suspect = COALESCE(:suspect, suspect)"],
@@ -782,12 +787,13 @@ MUTANTS: Mapping[str, Mutant] = {
         "test_what_a_living_worker_holds_is_left_alone", stuck=[r"\(lease_until < .*\) ORDER", "1 ORDER"]
     ),
     "suspects nothing": bug(
-        "test_what_a_dead_worker_held_is_suspect_and_uncharged", fail=["suspect = :suspect", "suspect = FALSE"]
+        "test_what_a_dead_worker_held_is_suspect_and_uncharged", fail=["suspect = :suspect", "suspect = 0"]
     ),
-    "charges every crash": bug("test_what_a_dead_worker_held_is_suspect_and_uncharged", stuck=["suspect", "TRUE"]),
-    "charges no crash": bug("test_a_crash_while_alone_is_charged", stuck=["suspect", "FALSE"]),
+    "kills after any crash": bug("test_what_a_dead_worker_held_is_suspect_and_uncharged", stuck=["suspect", "3"]),
+    "counts no crash alone": bug(
+        "test_three_crashes_while_alone_kill_an_event_and_charge_nothing", stuck=["suspect", "0"]
+    ),
     "claims suspects together": bug("test_suspects_are_claimed_one_at_a_time", suspects=["LIMIT 1", "LIMIT 9"]),
-    "ignores an event's limit": bug("test_an_events_own_limit_of_attempts_counts", stuck=["max_attempts", "NULL"]),
     "waits for what hangs": bug(
         "test_what_is_held_for_too_long_is_taken_though_renewed",
         stuck=[r" OR processing_started_at < .*\) ORDER", ") ORDER"],
@@ -799,7 +805,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a suspect for ever": bug(
         "test_a_suspect_that_succeeds_is_through",
         claim=["next_attempt_at = NULL, ", ""],
-        publish_claims=[", suspect = FALSE", ""],
+        publish_claims=[", suspect = 0", ""],
     ),
     "a suspect after a failure": bug(
         "test_a_suspect_that_fails_is_a_suspect_no_more", fail=[" suspect = :suspect,", ""]

@@ -180,10 +180,10 @@ class Interleavings(StoreSetup):
         (claim,) = await ann.claim(JOBS, 0, "ann", 1, PAST)
         async with ann.transaction() as tx:
             await tx.fetch(ann.statements["lock_claims"], stream=JOBS, ids=[claim.event.id])
-            assert await bob.rescue(JOBS, LONG, 5, 10) == Rescued(0, 0)
+            assert await bob.rescue(JOBS, LONG, 10) == Rescued(0, 0)
             settling = await self.blocked(bob, ann.settle_claims([claim], ClaimResults(published=[claim.event])))
         assert await settling == 0
-        assert await bob.rescue(JOBS, LONG, 5, 10) == Rescued(0, 0)
+        assert await bob.rescue(JOBS, LONG, 10) == Rescued(0, 0)
         assert await self.count(ann, JOBS) == {Status.PUBLISHED: 1}
 
     @pytest.mark.asyncio

@@ -242,7 +242,7 @@ async def test_a_suspect_whose_claim_is_lost_is_claimed_again(
 ) -> None:
     await store.add(numbered(KEYS[0], 1))
     await store.claim(STREAM, 0, "ann", 1, -1.0)
-    assert (await store.rescue(STREAM, 600, 5, 10)).retried == 1
+    assert (await store.rescue(STREAM, 600, 10)).retried == 1
     LostReplies(monkeypatch, "update_many", 1)
     with pytest.raises(StoreDown):
         await store.claim(STREAM, None, "bob", 1, 3600.0)

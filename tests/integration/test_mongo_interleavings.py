@@ -124,6 +124,6 @@ class TestMongoInterleavings(StoreSetup):
         assert await read(store, grant, 0, 1000) == []
         assert await store.read_due(grant, 0, 1000) is None
         assert await store.reenter_due(STREAM, 0) == 0
-        assert await store.rescue(JOBS, 600, 5, 0) == Rescued(0, 0)
+        assert await store.rescue(JOBS, 600, 0) == Rescued(0, 0)
         assert await store.prune_dead(PAST, 0) == 0
         assert (await store.prune_published(PAST, 0)).deleted == 0

@@ -154,7 +154,7 @@ async def test_a_claim_walks_the_ready_index(large: Recorded) -> None:
     assert indexes == {"ready"}
     assert keys <= BATCH + 1
     assert cost(second)[1] <= BATCH
-    await large.store.rescue(STREAM, 3600, 5, BATCH)
+    await large.store.rescue(STREAM, 3600, BATCH)
     (explained,) = await large.explain("find")
     keys, _, indexes = cost(explained)
     assert indexes == {"leased"}

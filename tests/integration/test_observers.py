@@ -124,7 +124,7 @@ async def test_a_take_over_and_the_refused_settle_are_reported(outbox: Outbox, s
         # Its leases have run out, and it does not know yet. The other relay takes its share of them.
         await move(store, "lease", "lease_until", -1.0)
         after = MemoryPublisher()
-        async with relay(outbox(), stream(after), observers=[second]) as other:
+        async with relay(outbox(), stream(after, lease=1.0), observers=[second]) as other:
             await until(lambda: second.found["taken"])
             await other.drain()
             to.release()
@@ -143,7 +143,7 @@ async def test_a_refused_settle_of_claims_is_reported(outbox: Outbox, store: Sto
         await to.wait_until_held(5)
         await store.pause(STREAM, "olga")  # nobody claims them again
         await move(store, "event", "lease_until", -1.0)
-        await store.rescue(STREAM, 600.0, 5, 100)
+        await store.rescue(STREAM, 600.0, 100)
         to.release()
         await until(lambda: count.found["lost"] == 5)
     assert (count.found["read"], count.found["published"], count.found["settled"]) == (5, 5, 0)

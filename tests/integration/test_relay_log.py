@@ -9,7 +9,7 @@ import pytest
 from pillarbox.event import Mode, Status
 from pillarbox.publisher import outage, rejected, retry
 from pillarbox.publishers.memory import MemoryPublisher
-from pillarbox.store import Settlement
+from pillarbox.store import CRASHES_ALONE, Settlement
 from pillarbox.stores.sql import SqlStore
 from servers import Mongo
 from tests.integration.commands import Command
@@ -89,12 +89,13 @@ async def test_rescued_events_that_die_are_an_error_with_the_command(
     sqlite: SqlOutbox, store: SqlStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     await store.announce("jobs", Mode.QUEUE, "memory")
-    await store.add(numbered("k", 1, stream="jobs", max_attempts=1))
+    await store.add(numbered("k", 1, stream="jobs"))
     for shard in range(4):
         await store.claim("jobs", shard, "died", 1, -1.0)
-    await store.rescue("jobs", 600.0, 1, 10)
-    await store.claim("jobs", None, "died", 1, -1.0)
-    async with relay(sqlite(), stream(MemoryPublisher(), "jobs", mode="queue", max_attempts=1)):
+    for _ in range(CRASHES_ALONE):
+        await store.rescue("jobs", 600.0, 10)
+        await store.claim("jobs", None, "died", 1, -1.0)
+    async with relay(sqlite(), stream(MemoryPublisher(), "jobs", mode="queue")):
         await settled(store, {Status.DEAD: 1}, "jobs")
         await until(lambda: told(caplog, "rescued"))
     said = "rescued 1 events of workers that died or hang; 1 of them are dead; see: pillarbox dead list --stream jobs"

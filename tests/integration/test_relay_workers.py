@@ -241,12 +241,12 @@ async def test_a_cautious_owner_settles_what_was_published_beside_a_failure(
     to.fail_next(retry("not this time"), key=bad)
     note, refused = mine.note_suspect, 0
 
-    async def note_suspect(grant: Grant, event_id: UUID | None) -> None:
+    async def note_suspect(grant: Grant, event_id: UUID | None, alone: int = 0) -> None:
         nonlocal refused
         if event_id is None and not refused:
             refused += 1
             raise StoreDown("away for a moment")
-        await note(grant, event_id)
+        await note(grant, event_id, alone)
 
     monkeypatch.setattr(mine, "note_suspect", note_suspect)
     async with relay(mine, stream(to, lease=60)):

@@ -55,7 +55,7 @@ CALLS = [
     Reported("claim", ("jobs", 3, "ann", 4, 15.0), CLAIMS, "claim", ("jobs",), (CLAIMS,)),
     Reported("renew_claims", (CLAIMS, 15.0), {ONE.id}, "renew_claims", (CLAIMS,), (CLAIMS[1:],)),
     Reported("settle_claims", (CLAIMS, RESULTS), 1, "settle_claims", (CLAIMS, RESULTS), (1,)),
-    Reported("rescue", ("jobs", 600.0, 5, 100), Rescued(2, 1), "rescue", ("jobs",), (Rescued(2, 1),)),
+    Reported("rescue", ("jobs", 600.0, 100), Rescued(2, 1), "rescue", ("jobs",), (Rescued(2, 1),)),
     Reported("prune_published", (3600.0, 100, 7), Page(5, 9), "prune", (Status.PUBLISHED,), (5,)),
     Reported("prune_dead", (3600.0, 100), 4, "prune", (Status.DEAD,), (4,)),
 ]

@@ -12,11 +12,12 @@ from pillarbox.batch import Batch, Part
 from pillarbox.conformance.events import make_event
 from pillarbox.errors import LeaseLost, StoreDown
 from pillarbox.event import Event
+from pillarbox.ids import uuid7
 from pillarbox.observe import Observers
 from pillarbox.publisher import PUBLISHED, Outcome, Publisher, outage, retry
 from pillarbox.relay import Fixed, OnDead, Stream
 from pillarbox.relay.assignment import Assignment
-from pillarbox.relay.crash import CrashRule
+from pillarbox.relay.crash import Calm, CrashRule
 from pillarbox.relay.destination import Destination
 from pillarbox.relay.ordered.ownership import Shard
 from pillarbox.relay.ordered.turn import Stopping, TurnRunner
@@ -61,8 +62,8 @@ class Shards:
         mine = [each for each in settlements if each.grant.shard not in self.lost]
         return {each.grant.shard: set(each.hold_keys) for each in mine}
 
-    async def note_suspect(self, grant: Grant, event_id: UUID | None) -> None:
-        self._fence(grant, f"suspect {event_id and 'noted'}")
+    async def note_suspect(self, grant: Grant, event_id: UUID | None, alone: int = 0) -> None:
+        self._fence(grant, f"suspect {event_id and 'noted'}" + f", alone {alone}" * bool(alone))
 
     async def set_crashes(self, grant: Grant, crashes: int) -> None:
         self._fence(grant, f"crashes {crashes}")
@@ -87,8 +88,9 @@ class Answers(Publisher):
         return [self.outcomes.get(event.type, PUBLISHED) for event in batch]
 
 
-def shard(number: int, crashes: int = 0, suspect: UUID | None = None) -> Shard:
-    return Shard(Grant("orders", number, "ann", 7 + number), BatchSize(10), CrashRule(crashes, suspect), LATER)
+def shard(number: int, crashes: int = 0, suspect: UUID | None = None, alone: int = 0, counts: bool = False) -> Shard:
+    rule = CrashRule(crashes, suspect, alone, counts)
+    return Shard(Grant("orders", number, "ann", 7 + number), BatchSize(10), rule, LATER)
 
 
 class Turn:
@@ -100,7 +102,7 @@ class Turn:
         stream, rules = Stream("orders", self.to), Rules(Fixed(5.0), 3, OnDead.SKIP)
         job = Assignment(cast(Store, self.store), stream, self.to, rules, "ann", 1.0, Observers())
         self.destination = Destination(job)
-        self._turns = TurnRunner(job, self.destination)
+        self._turns = TurnRunner(job, self.destination, Calm(0.0))
 
     async def __call__(self, *shards: Shard) -> list[int]:
         return [shard.grant.shard for shard in await self._turns.run(shards)]
@@ -216,10 +218,41 @@ async def test_a_suspect_that_is_settled_needs_no_second_note_and_the_store_lear
 async def test_a_charged_suspect_is_not_published_and_later_events_wait() -> None:
     poison, behind = make_event(key="k"), make_event(key="k")
     turn = Turn(shard_1=[poison, behind])
-    one = shard(1, crashes=4, suspect=poison.id)
+    one = shard(1, crashes=9, suspect=poison.id, alone=3)
     await turn(one)
     assert not turn.to.batches
-    assert [failure.event for failure in turn.store.settled[0][0].failed] == [poison]
+    (settlement,) = turn.store.settled[0]
+    assert [failure.event for failure in settlement.dead] == [poison]
+    assert "may have been delivered" in settlement.dead[0].error
+    assert turn.store.calls == ["read [1] 1", "suspect None"]
+
+
+@pytest.mark.parametrize(("counts", "noted"), [(True, 4), (False, 3)])
+async def test_a_suspect_that_is_published_alone_is_charged_only_if_a_crash_counts(counts: bool, noted: int) -> None:
+    event = make_event()
+    turn = Turn(shard_1=[event])
+    one = shard(1, crashes=9, suspect=event.id, alone=2, counts=counts)
+    await turn(one)
+    assert turn.store.calls == ["read [1] 1", f"suspect noted, alone {noted}"]
+    assert len(turn.to.batches) == 1
+    assert one.crash_rule.suspect is None, "it killed nobody"
+
+
+async def test_a_suspect_that_was_not_published_stays_one_while_the_worker_stops() -> None:
+    event = make_event()
+    turn = Turn(shard_1=[event])
+    turn.destination.given_up.set()
+    one = shard(1, crashes=9, suspect=event.id)
+    await turn(one)
+    assert one.crash_rule.suspect == event.id
+
+
+async def test_a_suspect_that_is_not_the_next_event_is_forgotten() -> None:
+    turn = Turn(shard_1=[make_event()])
+    one = shard(1, crashes=9, suspect=uuid7(), counts=True)
+    await turn(one)
+    assert turn.store.calls == ["read [1] 1", "suspect None"]
+    assert one.crash_rule.suspect is None
 
 
 async def test_a_shard_that_is_lost_before_its_suspect_is_noted_publishes_nothing() -> None:

@@ -47,7 +47,7 @@ async def rescue(chosen: Any) -> int:
         streams = [chosen.stream] if chosen.stream else [each.stream for each in await store.streams()]
         for name in streams:
             given = {**settings.scope(STREAM), **configured.get(name, {})}
-            options = {key: given[key] for key in ("stuck", "max_attempts") if key in given}
+            options = {"stuck": given["stuck"]} if "stuck" in given else {}
             done = await Rescue(store, name, **options).run_once()
             if done.retried or done.dead or chosen.stream:
                 rows.append({"stream": name, **done._asdict()})

@@ -1,6 +1,7 @@
 """``pillarbox relay``: serves the streams of the settings, or runs a Relay of the user's own code."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,9 +10,19 @@ from pillarbox.cli.destinations import destination
 from pillarbox.cli.parser import command
 from pillarbox.cli.settings import LOG, RELAY, STORE, STREAM, Settings, add_flags
 from pillarbox.errors import ConfigError
+from pillarbox.event import Status
 from pillarbox.imports import load
 from pillarbox.relay import Relay, Stream
 
+log = logging.getLogger(__name__)
+
+# Events that a drain does not wait for.
+_LATER: Final = {
+    Status.PENDING: "left to other relays",
+    Status.FAILED: "waiting for a retry",
+    Status.HELD: "held behind an event of their key",
+    Status.SCHEDULED: "scheduled for later",
+}
 _SHOWN: Final = ("store", "prefix", "schema")
 
 
@@ -48,6 +59,15 @@ def run(chosen: Any) -> int:
 async def _drain(relay: Relay) -> None:
     async with relay:
         await relay.drain()
+        for stream in relay.streams:
+            counts = await relay.store.count(stream.name)
+            later = [f"{counts[status]:,} {words}" for status, words in _LATER.items() if status in counts]
+            log.info(
+                "stream '%s' is drained%s",
+                stream.name,
+                f"; still in the outbox: {', '.join(later)}" if later else "",
+                extra={"action": "drained", "stream": stream.name},
+            )
 
 
 def configured(settings: Settings) -> Relay:

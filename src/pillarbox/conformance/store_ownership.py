@@ -55,7 +55,7 @@ class OwnershipTests(StoreSetup):
         assert ann.crashes == 0
         bob = await self.lose(other, ann)
         assert bob.token != ann.token
-        assert (bob.worker, bob.crashes) == ("bob", 1)
+        assert (bob.worker, bob.crashes, bob.previous) == ("bob", 1, "ann")
         eve = await self.lose(store, bob, "eve")
         assert eve.token not in (ann.token, bob.token)
         assert eve.crashes == 2
@@ -71,7 +71,7 @@ class OwnershipTests(StoreSetup):
         granted: set[int] = set()
         for worker, connection in (("ann", store), ("bob", other), ("ann", store)):
             grants = await self.own_all(connection, worker)
-            assert {grant.crashes for grant in grants} == {0}
+            assert {(grant.crashes, grant.previous) for grant in grants} == {(0, None)}
             assert grants[0].token not in granted, "a stale token would fit again"
             granted.add(grants[0].token)
             await connection.give(grants)
@@ -128,26 +128,29 @@ class OwnershipTests(StoreSetup):
         (event,) = await self.write(store, ann, self.event())
         await store.note_suspect(ann, event.id)
         bob = await self.lose(other, ann)
-        assert bob.suspect == event.id
+        assert (bob.suspect, bob.alone) == (event.id, 0)
+        await other.note_suspect(bob, event.id, 2)
+        eve = await self.lose(store, bob, "eve")
+        assert (eve.suspect, eve.alone) == (event.id, 2)
 
     @pytest.mark.asyncio
     async def test_a_clean_end_clears_the_suspect(self, store: Store) -> None:
         ann = await self.own(store)
         (event,) = await self.write(store, ann, self.event())
-        await store.note_suspect(ann, event.id)
+        await store.note_suspect(ann, event.id, 1)
         await store.give([ann])
         (again,) = await store.take(STREAM, "ann", 1, LEASE)
-        assert again.suspect is None
+        assert (again.suspect, again.alone) == (None, 0)
 
     @pytest.mark.asyncio
     async def test_a_clean_stretch_clears_suspect_and_count(self, store: Store) -> None:
         bob = await self.lose(store, await self.own(store))
         assert bob.crashes == 1
         (event,) = await self.write(store, bob, self.event())
-        await store.note_suspect(bob, event.id)
+        await store.note_suspect(bob, event.id, 1)
         await store.set_crashes(bob, 0)
         eve = await self.lose(store, bob, "eve")
-        assert (eve.suspect, eve.crashes) == (None, 1)
+        assert (eve.suspect, eve.alone, eve.crashes) == (None, 0, 1)
         await store.set_crashes(eve, 2)
         assert (await self.lose(store, eve, "dan")).crashes == 3
 

@@ -34,8 +34,8 @@ class QueueSetup(StoreSetup):
         (claim,) = await store.claim(JOBS, None, "ann", 10, seconds)
         return claim
 
-    async def rescue(self, store: Store, max_attempts: int = 5) -> Rescued:
-        return await store.rescue(JOBS, LONG, max_attempts, 100)
+    async def rescue(self, store: Store) -> Rescued:
+        return await store.rescue(JOBS, LONG, 100)
 
 
 class ClaimTests(QueueSetup):
@@ -212,8 +212,8 @@ class RescueTests(QueueSetup):
     async def test_what_a_dead_worker_held_is_suspect_and_uncharged(self, store: Store) -> None:
         claim = await self.one(store, seconds=PAST)
         assert not (await store.poll(JOBS, "ann", None)).suspects
-        assert await store.rescue("other", LONG, 5, 100) == Rescued(0, 0)
-        assert await self.rescue(store, max_attempts=1) == Rescued(1, 0)
+        assert await store.rescue("other", LONG, 100) == Rescued(0, 0)
+        assert await self.rescue(store) == Rescued(1, 0)
         work = await store.poll(JOBS, "ann", None)
         assert work.suspects
         assert not work.scheduled
@@ -227,46 +227,35 @@ class RescueTests(QueueSetup):
     async def test_suspects_are_claimed_one_at_a_time(self, store: Store, other: Store) -> None:
         await store.add(self.jobs(3))
         lost = await self.claim(store, seconds=PAST)
-        assert await store.rescue(JOBS, LONG, 5, 2) == Rescued(2, 0), "no more than the limit"
+        assert await store.rescue(JOBS, LONG, 2) == Rescued(2, 0), "no more than the limit"
         assert await self.rescue(store) == Rescued(1, 0)
         claims = [await self.alone(connection) for connection in (store, other, store)]
         assert sorted(ids(claim.event for claim in claims)) == sorted(ids(claim.event for claim in lost))
         assert not await store.claim(JOBS, None, "ann", 10, LEASE)
 
     @pytest.mark.asyncio
-    async def test_a_crash_while_alone_is_charged(self, store: Store) -> None:
-        first = await self.one(store, seconds=PAST)
-        await self.rescue(store, max_attempts=2)
-        await self.alone(store, seconds=PAST)
-        assert await self.rescue(store, max_attempts=2) == Rescued(1, 0)
-        assert (await self.alone(store, seconds=PAST)).event.attempts == 2
-        assert await self.rescue(store, max_attempts=2) == Rescued(0, 1)
+    async def test_three_crashes_while_alone_kill_an_event_and_charge_nothing(self, store: Store) -> None:
+        first = await self.one(store, seconds=PAST, max_attempts=1)
+        assert await self.rescue(store) == Rescued(1, 0), "it was not alone"
+        for result in (Rescued(1, 0), Rescued(1, 0), Rescued(0, 1)):
+            assert (await self.alone(store, seconds=PAST)).event.attempts == 1
+            assert await self.rescue(store) == result
         assert await self.count(store, JOBS) == {Status.DEAD: 1}
         (letter,) = await store.dead_letters(JOBS)
-        assert (letter.event.id, letter.event.attempts) == (first.event.id, 2)
-        assert letter.error
-        assert len(letter.errors) == 3
-
-    @pytest.mark.asyncio
-    async def test_an_events_own_limit_of_attempts_counts(self, store: Store) -> None:
-        await self.one(store, seconds=PAST, max_attempts=1)
-        await self.rescue(store)
-        await self.alone(store, seconds=PAST)
-        assert await self.rescue(store) == Rescued(0, 1)
-        await self.one(store, seconds=PAST, max_attempts=3)
-        await self.rescue(store, max_attempts=1)
-        await self.alone(store, seconds=PAST)
-        assert await self.rescue(store, max_attempts=1) == Rescued(1, 0)
+        assert (letter.event.id, letter.event.attempts) == (first.event.id, 0)
+        assert "may have been delivered" in letter.error
+        assert [entry["error"] == letter.error for entry in letter.errors] == [False, False, False, True]
 
     @pytest.mark.asyncio
     async def test_what_is_held_for_too_long_is_taken_though_renewed(self, store: Store) -> None:
         claim = await self.one(store)
         await store.renew_claims([claim], LEASE)
-        assert await store.rescue(JOBS, PAST, 1, 100) == Rescued(1, 0)
+        assert await store.rescue(JOBS, PAST, 100) == Rescued(1, 0)
         assert not await store.renew_claims([claim], LEASE)
-        alone = await self.alone(store)
-        await store.renew_claims([alone], LEASE)
-        assert await store.rescue(JOBS, PAST, 1, 100) == Rescued(0, 1)
+        for result in (Rescued(1, 0), Rescued(1, 0), Rescued(0, 1)):
+            alone = await self.alone(store)
+            await store.renew_claims([alone], LEASE)
+            assert await store.rescue(JOBS, PAST, 100) == result
         assert await self.count(store, JOBS) == {Status.DEAD: 1}
 
     @pytest.mark.asyncio
@@ -296,7 +285,7 @@ class RescueTests(QueueSetup):
         assert await store.reenter_due(JOBS, 10) == 1
         (again,) = await self.claim(store, seconds=PAST)
         assert (again.event.id, again.event.attempts) == (first.event.id, 2)
-        assert await self.rescue(store, max_attempts=1) == Rescued(1, 0), "the crash was not while alone"
+        assert await self.rescue(store) == Rescued(1, 0), "the crash was not while alone"
 
     @pytest.mark.asyncio
     async def test_a_refunded_suspect_is_charged_only_for_a_crash_while_alone(self, store: Store) -> None:
@@ -306,7 +295,7 @@ class RescueTests(QueueSetup):
         assert await store.settle_claims([alone], ClaimResults(refund=[alone.event])) == 0
         beside_others = await self.claim(store, seconds=PAST)
         if beside_others:
-            assert await self.rescue(store, max_attempts=1) == Rescued(1, 0)
+            assert await self.rescue(store) == Rescued(1, 0)
         again = await self.alone(store)
         assert (again.event.id, again.event.attempts) == (alone.event.id, 1)
 
@@ -323,7 +312,7 @@ class RescueTests(QueueSetup):
                 claims = await connection.claim(JOBS, None if shard == SHARDS else shard, worker, 2, LEASE)
                 if turn < 10:
                     await connection.renew_claims(claims, PAST)
-                    await connection.rescue(JOBS, LONG, 5, 100)
+                    await connection.rescue(JOBS, LONG, 100)
                 for claim in claims:
                     refused = await connection.settle_claims([claim], ClaimResults(published=[claim.event]))
                     published.extend([] if refused else [claim.event.id])

@@ -18,7 +18,6 @@ class Rescue(Service):
         stream: str,
         *,
         stuck: Duration = "10m",
-        max_attempts: int = 20,
         every: Duration = "20s",
         batch: int = 500,
         logger: logging.Logger | None = None,
@@ -27,13 +26,12 @@ class Rescue(Service):
         self._store = store
         self._stream = stream
         self._stuck_seconds = seconds_of("stuck", stuck)
-        self._max_attempts = max_attempts
         self._batch = batch
 
     async def run_once(self) -> Rescued:
         retried = dead = 0
         while True:
-            done = await self._store.rescue(self._stream, self._stuck_seconds, self._max_attempts, self._batch)
+            done = await self._store.rescue(self._stream, self._stuck_seconds, self._batch)
             retried += done.retried
             dead += done.dead
             if done.retried + done.dead < self._batch:

@@ -21,7 +21,7 @@ class Observer:
         """The worker asks for shards."""
 
     def after_take(self, stream: str, grants: Sequence[Grant], seconds: float) -> None:
-        """The worker owns these shards. A grant with ``crashes`` was taken over from a worker that died."""
+        """The worker owns these shards. A grant with ``previous`` was taken over from a worker that died."""
 
     def before_renew(self, grants: Sequence[Grant]) -> None: ...
 

@@ -101,8 +101,8 @@ class _ObservedStore:
     async def settle_claims(self, claims: Sequence[Claim], results: ClaimResults) -> int:
         return await self._report("settle_claims", (claims, results), self._store.settle_claims(claims, results))
 
-    async def rescue(self, stream: str, stuck_seconds: float, max_attempts: int, limit: int) -> Rescued:
-        call = self._store.rescue(stream, stuck_seconds, max_attempts, limit)
+    async def rescue(self, stream: str, stuck_seconds: float, limit: int) -> Rescued:
+        call = self._store.rescue(stream, stuck_seconds, limit)
         return await self._report("rescue", (stream,), call)
 
     async def prune_published(self, keep_seconds: float, limit: int, after: Any = None) -> Page:

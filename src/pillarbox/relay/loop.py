@@ -1,19 +1,24 @@
 """The loop of a stream's worker: it polls, starts work, waits and stops."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from pillarbox.errors import StoreDown
-from pillarbox.event import Mode
+from pillarbox.errors import NotDrained, StoreDown, StoreError
+from pillarbox.event import Mode, Status
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.pace import Pace, Patience
 from pillarbox.store import Work
 from pillarbox.tasks import ended
 
+log = logging.getLogger(__name__)
+
 _REENTER_LIMIT = 1000
+_REFUSED_SECONDS = 1.0
+_WAITING = (Status.PENDING, Status.SCHEDULED, Status.PROCESSING, Status.FAILED, Status.HELD)
 
 
 class Worker(Protocol):
@@ -24,6 +29,11 @@ class Worker(Protocol):
     @property
     def busy(self) -> bool:
         """Whether something runs or waits for a slot."""
+        ...
+
+    @property
+    def refused(self) -> bool:
+        """Whether the database refuses to settle what was published."""
         ...
 
     async def poll(self) -> Work:
@@ -60,6 +70,7 @@ class Loop:
         self._pace = Pace(job.stream.poll_seconds, job.stream.poll_limit_seconds)
         self._patience = Patience(job.stream.name, job.store.description, logger=job.logger)
         self._on_join = on_join
+        self._log = job.logger or log
         self._stopped = False
         self._deadline: Deadline | None = None
         self._idle = asyncio.Event()  # set while the last poll found nothing to do
@@ -78,7 +89,50 @@ class Loop:
         self._worker.changed.set()
 
     async def drained(self) -> bool:
-        """Wait for a poll that begins after this call and finds nothing. False: the loop ended before that."""
+        """Wait until no event of the stream is ready. False: the loop ended before that.
+
+        A worker that died has its events until its lease runs out: they are waited for. Who has events for longer than
+        a lease is alive, and publishes them itself. Raises NotDrained if the stream is paused and events wait."""
+        clock, logged = asyncio.get_running_loop(), False
+        # One lease until it runs out, and one in which its events are taken or rescued.
+        until = clock.time() + 2 * self._stream.lease_seconds
+        while await self._quiet():
+            with suppress(StoreDown):
+                free, with_others = await self._left()
+                if not free and (not with_others or clock.time() > until):
+                    return True
+            if not logged:
+                self._log.info(
+                    "stream '%s': waiting for events that other workers have: if one of them died, until its lease "
+                    "runs out",
+                    self._stream.name,
+                    extra={"action": "draining", "stream": self._stream.name},
+                )
+            logged = True
+            await asyncio.sleep(self._stream.poll_seconds)
+        return False
+
+    async def _left(self) -> tuple[bool, bool]:
+        """Whether events are ready that anybody can take, and whether other workers have some."""
+        name = self._stream.name
+        work = await self._store.poll(name, self._job.worker, None)
+        free = work.scheduled or work.suspects
+        if self._stream.mode is Mode.QUEUE:
+            free |= bool(work.ready)
+            with_others = Status.PROCESSING in await self._store.count(name)
+        else:
+            with_others = bool(work.ready or work.due)
+        if work.paused and (free or with_others):
+            counts = await self._store.count(name)
+            waiting = sum(counts.get(status, 0) for status in _WAITING)
+            raise NotDrained(
+                f"stream '{name}' is paused, and {waiting:,} of its events wait; "
+                f"resume it with: pillarbox streams resume {name}"
+            )
+        return free, with_others
+
+    async def _quiet(self) -> bool:
+        """Wait for a poll that begins after this call and finds nothing to do. False: the loop ended before that."""
         before = self._polls
         while self._quiet_poll <= before and not self._stopped:
             self._idle.clear()
@@ -100,6 +154,11 @@ class Loop:
                     self._patience.reset()
                 except StoreDown as error:
                     await self._wait(self._patience.after(error))
+                except StoreError:
+                    # The same: a new start would publish again what this worker could not settle.
+                    if not self._worker.refused:
+                        raise
+                    await asyncio.sleep(_REFUSED_SECONDS)
         finally:
             self.stop()
             self._idle.set()
@@ -140,7 +199,7 @@ class Loop:
             await self._set_dozing(True)
             return  # one more poll: an event may have come just before the database knew that we sleep
         # The poll leaves out busy shards. If one became free during the poll, its later events were not seen.
-        elif not work.paused and not was_busy:
+        elif not was_busy:
             self._quiet_poll = self._polls
             self._idle.set()
         await self._wait(worker.seconds_to_next_poll(self._pace))
@@ -160,6 +219,11 @@ class Loop:
     async def _renew_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._stream.lease_seconds / 3)
-            with suppress(StoreDown):
+            try:
                 await self._join()
                 await self._worker.renew()
+            except StoreDown:
+                continue
+            except StoreError:
+                if not self._worker.refused:
+                    raise

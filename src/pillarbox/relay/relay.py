@@ -65,6 +65,7 @@ class Relay:
         logger: logging.Logger | None = None,
     ) -> None:
         _check_streams(streams)
+        self.streams = tuple(streams)
         self.checks = tuple(checks)
         self._observers = Observers(observers, logger or log)
         self.store = observed_store(store_of(store), self._observers)
@@ -111,7 +112,6 @@ class Relay:
             self.store,
             stream.name,
             stuck=stream.stuck_seconds,
-            max_attempts=stream.max_attempts,
             every=every,
             logger=self._logger,
         )
@@ -164,7 +164,10 @@ class Relay:
         return self._supervisor
 
     async def drain(self) -> None:
-        """Wait until no event is ready to be published. Events that wait for a retry or an instant do not count."""
+        """Wait until no event is ready to be published. The events of a worker that died come when its lease runs out;
+        those of a live one are left to it. Events that wait for a retry or an instant do not count.
+
+        Raises NotDrained if a stream is paused and events wait."""
         await self._running("drain").drain()
 
     async def run(self) -> None:

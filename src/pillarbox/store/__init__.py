@@ -10,6 +10,7 @@ from pillarbox.store.operator import Operator
 from pillarbox.store.ordered import Ordered, Turns
 from pillarbox.store.queue import Claims, Queue
 from pillarbox.store.records import (
+    CRASHES_ALONE,
     PARKED,
     Audit,
     Claim,
@@ -38,6 +39,7 @@ from pillarbox.store.store import Store
 from pillarbox.store.writing import Writing
 
 __all__ = [
+    "CRASHES_ALONE",
     "PARKED",
     "Audit",
     "Claim",

@@ -45,8 +45,9 @@ class Turns(Protocol):
         settlement are held now. A shard that is missing from the result is lost: nothing of it was changed."""
         ...
 
-    async def note_suspect(self, grant: Grant, event_id: UUID | None) -> None:
-        """Note the suspect, the event that is about to be published; None clears the note. Raises LeaseLost."""
+    async def note_suspect(self, grant: Grant, event_id: UUID | None, alone: int = 0) -> None:
+        """Note the suspect, the event that is about to be published, and a number that the relay keeps with it: how
+        often it was published alone. None clears the note. Raises LeaseLost."""
 
     async def set_crashes(self, grant: Grant, crashes: int) -> None:
         """Correct the count of crashes of this shard, and forget its suspect. Raises LeaseLost."""

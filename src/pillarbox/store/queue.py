@@ -24,8 +24,9 @@ class Claims(Protocol):
         """Write the results of leased events of one stream; returns how many were refused as stale."""
         ...
 
-    async def rescue(self, stream: str, stuck_seconds: float, max_attempts: int, limit: int) -> Rescued:
-        """Take events from workers that died (lease run out) or that hang (held for longer than ``stuck_seconds``)."""
+    async def rescue(self, stream: str, stuck_seconds: float, limit: int) -> Rescued:
+        """Take events from workers that died (lease run out) or that hang (held for longer than ``stuck_seconds``).
+        They become suspects and are not charged; one that was taken CRASHES_ALONE times while it ran alone dies."""
         ...
 
 

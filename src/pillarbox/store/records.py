@@ -30,6 +30,12 @@ class Grant(NamedTuple):
     token: int
     crashes: int = 0  # owners that died while they owned this shard
     suspect: UUID | None = None  # the event that the last owner had noted when it died
+    alone: int = 0  # the number that was noted with the suspect
+    previous: str | None = None  # the owner whose lease ran out; none: it had given the shard back
+
+
+# An event dies if so many workers died while they published it alone.
+CRASHES_ALONE: Final = 3
 
 
 class Claim(NamedTuple):

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from pillarbox.store import CRASHES_ALONE
+
 MOST_ATTEMPTS: Final = 2**31 - 1  # a column holds no more; the count stops there
 
 
@@ -17,3 +19,7 @@ def error_entry(error: str, attempts: int) -> dict[str, Any]:
 
 
 CRASHED = "its worker died, or held it for too long"
+DEAD_OF_CRASHES = (
+    f"its worker died, or held it for too long, {CRASHES_ALONE} times while this event ran alone; it may have been "
+    "delivered"
+)

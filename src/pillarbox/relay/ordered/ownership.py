@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pillarbox.errors import LeaseLost, StoreDown
@@ -78,34 +79,57 @@ class Ownership:
         sent = time.monotonic()
         name, lease = self._stream.name, self._stream.lease_seconds
         grants = await self._store.take(name, self._worker, limit, lease)
-        for grant in grants:
-            crash_rule = await self._crash_rule(grant)
-            if grant.crashes:
-                self._log.warning(
-                    "stream '%s': took over shard %d from a worker that died (%d in a row)",
-                    name,
-                    grant.shard,
-                    grant.crashes,
-                    extra={"action": "took_over", "stream": name, "shard": grant.shard},
-                )
+        self._log_take_over(grants)
+        for grant, crash_rule in zip(grants, await self._crash_rules(grants), strict=True):
             self.shards[grant.shard] = Shard(grant, self._batch, crash_rule, sent + lease * 2 / 3)
         return bool(grants)
 
-    async def _crash_rule(self, grant: Grant) -> CrashRule:
-        if not CrashRule.has_evidence(grant):
-            return CrashRule.after_crash(grant, None)
+    def _log_take_over(self, grants: Iterable[Grant]) -> None:
+        """One line for each worker that died. A lease of our own that ran out is no death."""
+        dead = Counter(grant.previous for grant in grants if grant.previous not in (None, self._worker))
+        for worker, count in dead.items():
+            self._log.warning(
+                "stream '%s': took over %d %s from worker %s, which died or hung: its lease ran out",
+                self._stream.name,
+                count,
+                "shard" if count == 1 else "shards",
+                worker,
+                extra={"action": "took_over", "stream": self._stream.name, "worker": worker, "shards": count},
+            )
+
+    async def _crash_rules(self, grants: Sequence[Grant]) -> Sequence[CrashRule]:
+        """The rules of shards that were taken together, and the notes that their crashes leave in the store."""
         try:
-            found = () if grant.suspect is None else await self._store.find_by_id(grant.suspect)
-            status = next((each.event.status for each in found if each.event.stream == grant.stream), None)
-            rule = CrashRule.after_crash(grant, status)
+            statuses = {grant.shard: await self._suspect_status(grant) for grant in grants}
+        except StoreDown:
+            # Without the old suspects the next turns note new ones.
+            return [CrashRule(grant.crashes) for grant in grants]
+        explained = {grant.previous for grant in grants if CrashRule.may_be_dead_of(grant, statuses[grant.shard])}
+        return [await self._crash_rule(grant, statuses[grant.shard], grant.previous in explained) for grant in grants]
+
+    async def _suspect_status(self, grant: Grant) -> Status | None:
+        if grant.suspect is None or grant.previous is None:
+            return None
+        found = await self._store.find_by_id(grant.suspect)
+        return next((each.event.status for each in found if each.event.stream == grant.stream), None)
+
+    async def _crash_rule(self, grant: Grant, status: Status | None, explained: bool) -> CrashRule:
+        if grant.previous is None:
+            return CrashRule(grant.crashes)
+        try:
+            if grant.previous == self._worker:
+                # It lost the database for longer than its lease, and is alive.
+                await self._store.set_crashes(grant, grant.crashes - 1)
+                return CrashRule(grant.crashes - 1)
+            rule = CrashRule.after_crash(grant, status, explained=explained)
             if rule.crashes < grant.crashes:
                 await self._store.set_crashes(grant, rule.crashes)
             else:
-                # Clear it: a suspect that the next owner finds must be one that this owner noted.
-                await self._store.note_suspect(grant, None)
+                # A suspect that the next owner finds must be one that this owner noted.
+                await self._store.note_suspect(grant, rule.suspect, rule.waiting_note)
         except (StoreDown, LeaseLost):
-            # The next turn finds out if the shard is not ours. The suspect counts as not settled.
-            return CrashRule.after_crash(grant, Status.PENDING)
+            # The next turn finds out if the shard is not ours. Else it notes another suspect.
+            return CrashRule(grant.crashes)
         return rule
 
     async def renew(self) -> None:

@@ -6,13 +6,15 @@ from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pillarbox.batch import Batch, Part
-from pillarbox.errors import LeaseLost, StoreDown
+from pillarbox.errors import LeaseLost, StoreDown, StoreError
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, rejected
 from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.crash import Calm
 from pillarbox.relay.destination import Destination
 from pillarbox.relay.ordered.ownership import Shard
 from pillarbox.relay.plan import plan_key_run, plan_turn, split
+from pillarbox.relay.refusal import Refusal
 from pillarbox.relay.stream import OnDead
 from pillarbox.store import HoldMode, Ordered, Settlement
 
@@ -24,7 +26,7 @@ _SETTLE_RETRY_SECONDS = (0.05, 1.0)
 
 
 class Stopping(Exception):
-    """The worker stops and the database does not answer: published events could not be settled."""
+    """The worker stops and the database does not settle: published events could not be settled."""
 
 
 @dataclass(slots=True)
@@ -45,8 +47,10 @@ class _ShardTurn:
 class TurnRunner:
     """Runs turns of one ordered stream."""
 
-    def __init__(self, job: Assignment, destination: Destination) -> None:
+    def __init__(self, job: Assignment, destination: Destination, calm: Calm) -> None:
         self._store: Ordered = job.store
+        self.refusal = Refusal(job.stream.name, job.logger)
+        self._calm = calm
         self._stream = job.stream.name
         self._max_bytes = job.stream.batch_bytes
         self._rules = job.rules
@@ -67,6 +71,7 @@ class TurnRunner:
         await self._publish(turns)
         await self._settle([(turn.shard, self._plan(turn)) for turn in turns])
         await self._clear_suspects(turns)
+        await self._forget_suspects([shard for shard in shards if not any(turn.untried for turn in turns)])
         seconds = time.monotonic() - begun
         for turn in turns:
             if turn.untried:
@@ -166,13 +171,16 @@ class TurnRunner:
     def _refused(self, shard: Shard, events: Sequence[Event]) -> Sequence[Outcome]:
         """Outcomes of events that must not be published. Empty: publish them."""
         # Either may have happened while this turn waited for its place.
-        if self._destination.given_up.is_set() or time.monotonic() > shard.publish_until:
+        given_up = self._destination.given_up.is_set() or self.refusal.stands
+        if given_up or time.monotonic() > shard.publish_until:
             return [UNTRIED] * len(events)
         return shard.crash_rule.charge(events)
 
     async def _note_suspect(self, turn: _ShardTurn) -> None:
         shard, events = turn.shard, turn.part.events
-        await _unless_lost(shard, self._store.note_suspect(shard.grant, events[0].id))
+        alone = shard.crash_rule.note(events[0].id)
+        if alone is not None:
+            await _unless_lost(shard, self._store.note_suspect(shard.grant, events[0].id, alone))
         if shard.lost:
             turn.outcomes = [UNTRIED] * len(events)
 
@@ -181,8 +189,20 @@ class TurnRunner:
 
         It comes after the settle, so that an error here does not prevent the settle of published events."""
         for turn in turns:
-            if turn.shard.crash_rule.cautious and turn.outcomes.count(PUBLISHED) != len(turn.outcomes):
+            rule = turn.shard.crash_rule
+            if not rule.cautious or not turn.outcomes:
+                continue
+            if turn.part.events[0].id == rule.suspect and not turn.untried:
+                rule.forget()
+            if rule.suspect is None and turn.outcomes.count(PUBLISHED) != len(turn.outcomes):
                 await _unless_lost(turn.shard, self._store.note_suspect(turn.shard.grant, None))
+
+    async def _forget_suspects(self, shards: Sequence[Shard]) -> None:
+        """Forget suspects that this turn did not meet: an operator or a held key has moved them."""
+        for shard in shards:
+            if shard.crash_rule.suspect is not None and not shard.lost:
+                shard.crash_rule.forget()
+                await _unless_lost(shard, self._store.note_suspect(shard.grant, None))
 
     async def _settle(self, settlements: Sequence[tuple[Shard, Settlement]]) -> None:
         settlements = [(shard, settlement) for shard, settlement in settlements if settlement]
@@ -201,16 +221,21 @@ class TurnRunner:
                 shard.held_keys.difference_update(settlement.release_keys)
                 shard.held_keys.update(held[shard.grant.shard])
                 shard.check_due_at = min(shard.check_due_at, time.monotonic() + _DUE_SECONDS)
+            self._calm.passed += len(settlement.published)
             if shard.crash_rule.settled(len(settlement.published)):
                 await _unless_lost(shard, self._store.set_crashes(shard.grant, shard.crash_rule.crashes))
 
     async def _settle_surely(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
-        """Settle; try until the database answers, because published events without a settle are published again."""
+        """Settle; try until the database does it, because published events without a settle are published again."""
         wait, longest = _SETTLE_RETRY_SECONDS
         while True:
             try:
-                return await self._store.settle(settlements)
-            except StoreDown:
+                held = await self._store.settle(settlements)
+                self.refusal.accepted()
+                return held
+            except (StoreDown, StoreError) as error:
+                if isinstance(error, StoreError):
+                    self.refusal.refused(error)
                 if self._destination.given_up.is_set():
                     raise Stopping from None
             try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pillarbox.errors import StoreDown
 from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.crash import Calm
 from pillarbox.relay.deadline import Deadline
 from pillarbox.relay.destination import Destination
 from pillarbox.relay.ordered.ownership import Ownership, Shard
@@ -27,13 +28,18 @@ class OrderedWorker:
         self._job = job
         self._destination = destination
         self._slots = job.stream.slots or destination.features.calls
-        self._turns = TurnRunner(job, destination)
+        self._calm = Calm(time.monotonic())
+        self._turns = TurnRunner(job, destination, self._calm)
         self._waiting: deque[Shard] = deque()
         self._running: dict[asyncio.Task[Sequence[Shard]], Sequence[Shard]] = {}
         self._resting: dict[int, Shard] = {}
         self._left_behind: set[Shard] = set()
         self._paused = self._stopped = False
         self._failure: BaseException | None = None
+
+    @property
+    def refused(self) -> bool:
+        return self._turns.refusal.stands
 
     @property
     def busy(self) -> bool:
@@ -93,20 +99,27 @@ class OrderedWorker:
         return self.ownership.owns(shard) and not (shard.leaving or self._paused or self._stopped)
 
     def _fill_slots(self) -> None:
-        while self._waiting and len(self._running) < self._slots and not (self._paused or self._stopped):
-            shard = self._waiting[0]
-            if not self._may_begin(shard):
-                self._waiting.popleft()
-                continue
-            # An event that may kill its worker is published alone, so that a crash has one suspect.
-            if self._running and any(each.crash_rule.one_by_one for each in (shard, *self._in_turn())):
+        self._waiting = deque(shard for shard in self._waiting if self._may_begin(shard))
+        while self._waiting and len(self._running) < self._slots and not self.refused:
+            shard = self._next()
+            if shard is None or not self._destination.breaker.allows(time.monotonic()):
                 return
-            if not self._destination.breaker.allows(time.monotonic()):
-                return
-            self._waiting.popleft()
+            self._waiting.remove(shard)
             task = asyncio.create_task(self._turns.run([shard]), name=f"pillarbox-turn-{shard.grant.shard}")
             self._running[task] = [shard]
             task.add_done_callback(self._turn_ended)
+
+    def _next(self) -> Shard | None:
+        """The shard whose turn begins now. A suspect is published alone, so that a crash has one cause."""
+        if any(shard.crash_rule.waits for shard in self._in_turn()):
+            return None
+        suspects = {id(shard.crash_rule): shard for shard in self._waiting if shard.crash_rule.waits}
+        others = [shard for shard in self._waiting if not shard.crash_rule.waits]
+        busy = bool(others or self._running)
+        chosen = self._calm.choose([shard.crash_rule for shard in suspects.values()], time.monotonic(), busy=busy)
+        if chosen is not None:
+            return None if self._running else suspects[id(chosen)]
+        return others[0] if others else None
 
     def _turn_ended(self, task: asyncio.Task[Sequence[Shard]]) -> None:
         shards = self._running.pop(task)

@@ -9,13 +9,15 @@ from contextlib import suppress
 from uuid import UUID
 
 from pillarbox.batch import Batch, Part
-from pillarbox.errors import StoreDown
+from pillarbox.errors import StoreDown, StoreError
 from pillarbox.publisher import Outcome, rejected
 from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.crash import Calm
 from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.destination import Destination
 from pillarbox.relay.pace import Pace
 from pillarbox.relay.plan import plan_claims
+from pillarbox.relay.refusal import Refusal
 from pillarbox.store import Claim, Queue, Work
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,13 @@ class QueueWorker:
         self._done: list[tuple[Claim, Outcome]] = []
         self._lost: set[asyncio.Task[Sequence[Outcome]]] = set()
         self._suspect: UUID | None = None  # an event that was in a crash runs alone
+        self._calm = Calm(time.monotonic())
+        self._refusal = Refusal(job.stream.name, job.logger)
         self._stopped = False
+
+    @property
+    def refused(self) -> bool:
+        return self._refusal.stands
 
     @property
     def busy(self) -> bool:
@@ -85,7 +93,7 @@ class QueueWorker:
                 while self._done:
                     try:
                         await self._settle()
-                    except StoreDown:
+                    except (StoreDown, StoreError):
                         await asyncio.sleep(_SETTLE_RETRY_SECONDS)
 
     async def release(self) -> None:
@@ -93,7 +101,8 @@ class QueueWorker:
 
     async def _claim_ready(self, work: Work) -> bool:
         breaker = self._destination.breaker
-        if work.suspects:
+        busy = bool(self._running or work.ready)
+        if work.suspects and self._calm.allows(time.monotonic(), busy=busy):
             # Running events end first. Then one suspect runs alone, so that a crash can be blamed on it.
             return not self._running and breaker.allows(time.monotonic()) and await self._claim(None, 1)
         shards = list(work.ready)
@@ -142,9 +151,13 @@ class QueueWorker:
         results = plan_claims([claim.event for claim in claims], [outcome for _, outcome in done], self._job.rules)
         try:
             refused = await self._store.settle_claims(claims, results)
-        except StoreDown:
+        except (StoreDown, StoreError) as error:
             self._done = done + self._done
+            if isinstance(error, StoreError):
+                self._refusal.refused(error)
             raise
+        self._refusal.accepted()
+        self._calm.passed += len(results.published)
         if refused:
             (self._job.logger or log).warning(
                 "stream '%s': %d settled too late: another worker has them now",

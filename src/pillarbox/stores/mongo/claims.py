@@ -9,8 +9,8 @@ from pymongo import DeleteOne, UpdateOne
 
 from pillarbox.event import Status
 from pillarbox.mongo.documents import Document, identity, readable
-from pillarbox.store import Claim, ClaimResults, Failure, Rescued
-from pillarbox.stores._errors import CRASHED, error_entry
+from pillarbox.store import CRASHES_ALONE, Claim, ClaimResults, Failure, Rescued
+from pillarbox.stores._errors import CRASHED, DEAD_OF_CRASHES, error_entry
 from pillarbox.stores._tokens import new_token
 from pillarbox.stores.mongo.database import MongoDatabase, Session
 from pillarbox.stores.mongo.dead_letters import DeadLetters, Death, deaths
@@ -18,7 +18,7 @@ from pillarbox.stores.mongo.expressions import failed, history, later, literal, 
 
 _LEASE: Final = ("lease_owner", "lease_until", "claim")
 _PENDING: Final[Document] = {"status": "pending"}
-_SUSPECT: Final[Document] = {"status": "failed", "suspect": True, **past("next_attempt_at")}
+_SUSPECT: Final[Document] = {"status": "failed", "suspect": {"$gt": 0}, **past("next_attempt_at")}
 _PUBLISHED: Final[Document] = {
     "$set": {"status": "published"},
     "$currentDate": {"published_at": True},
@@ -28,8 +28,8 @@ _PUBLISHED: Final[Document] = {
 _REFUNDED: Final[list[Document]] = [
     {
         "$set": {
-            "status": {"$cond": [{"$eq": ["$suspect", True]}, "failed", "pending"]},
-            "next_attempt_at": {"$cond": [{"$eq": ["$suspect", True]}, "$$NOW", "$$REMOVE"]},
+            "status": {"$cond": [{"$gt": ["$suspect", 0]}, "failed", "pending"]},
+            "next_attempt_at": {"$cond": [{"$gt": ["$suspect", 0]}, "$$NOW", "$$REMOVE"]},
             "attempts": {"$subtract": ["$attempts", 1]},
         }
     },
@@ -50,11 +50,11 @@ def _claimed(worker: str, seconds: float, mark: ObjectId) -> Document:
     }
 
 
-def _rescued(attempts: int) -> list[Document]:
+def _rescued(attempts: int, crashes: int) -> list[Document]:
     change = {
         "status": "failed",
         "attempts": attempts,
-        "suspect": True,
+        "suspect": crashes,
         "lease_token": 0,
         "next_attempt_at": "$$NOW",
         "last_error": CRASHED,
@@ -165,34 +165,32 @@ class MongoClaims:
         await self._dead_letters.move_to_dead(failures[0].event.stream, dying, session)
         return len(dying)
 
-    async def rescue(self, stream: str, stuck_seconds: float, max_attempts: int, limit: int) -> Rescued:
+    async def rescue(self, stream: str, stuck_seconds: float, limit: int) -> Rescued:
         if limit <= 0:
             return Rescued(0, 0)
 
         async def work(session: Session | None) -> Rescued:
-            return await self._rescue(stream, stuck_seconds, max_attempts, limit, session)
+            return await self._rescue(stream, stuck_seconds, limit, session)
 
         return await self._db.transact(work)
 
-    async def _rescue(
-        self, stream: str, stuck_seconds: float, max_attempts: int, limit: int, session: Session | None
-    ) -> Rescued:
+    async def _rescue(self, stream: str, stuck_seconds: float, limit: int, session: Session | None) -> Rescued:
         events = self._db.collection("event")
         over = [past("lease_until"), past("processing_started_at", stuck_seconds)]
         where = {"stream": stream, "status": "processing", "$or": over}
-        fields = {"attempts": 1, "max_attempts": 1, "suspect": 1, "lease_token": 1}
+        fields = {"attempts": 1, "suspect": 1, "lease_token": 1}
         changes: list[UpdateOne] = []
         dying: dict[UUID, Death] = {}
         async for stuck in events.find(
             where, fields, sort=[("lease_until", 1)], limit=limit, hint="leased", session=session
         ):
-            # A crash is charged only to an event that ran alone. Else the attempt is refunded.
-            suspect = stuck.get("suspect", False)
-            charged = stuck["attempts"] if suspect else stuck["attempts"] - 1
-            if suspect and charged >= (stuck.get("max_attempts") or max_attempts):
-                dying[stuck["_id"]["id"]] = (charged, CRASHED)
+            # The attempt is refunded. A suspect was alone in all crashes but the first.
+            attempts, crashes = stuck["attempts"] - 1, stuck.get("suspect", 0)
+            if crashes < CRASHES_ALONE:
+                change = _rescued(attempts, crashes + 1)
+                changes.append(UpdateOne(_held(stuck["_id"], stuck["lease_token"]), change))
             else:
-                changes.append(UpdateOne(_held(stuck["_id"], stuck["lease_token"]), _rescued(charged)))
+                dying[stuck["_id"]["id"]] = (attempts, DEAD_OF_CRASHES)
         if changes:
             await events.bulk_write(changes, session=session)
         await self._dead_letters.move_to_dead(stream, dying, session)

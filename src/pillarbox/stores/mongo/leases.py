@@ -18,7 +18,7 @@ from pillarbox.stores.outbox_info import lost
 
 _SETTLE_SECONDS: Final = 1.0  # far more than a settle takes
 FREE: Final[Document] = {"$or": [{"owner": None}, {"$expr": {"$lt": ["$lease_until", "$$NOW"]}}]}
-_GIVEN: Final[list[Document]] = [{"$set": {"owner": None}}, {"$unset": ["lease_until", "suspect", "session"]}]
+_GIVEN: Final[list[Document]] = [{"$set": {"owner": None}}, {"$unset": ["lease_until", "suspect", "alone", "session"]}]
 
 
 def fence(grant: Grant) -> Document:
@@ -63,8 +63,10 @@ class Leases:
                         raise
                     break
                 if taken is not None:
-                    crashes, suspect = taken["crashes"], taken.get("suspect")
-                    grants.append(Grant(stream, lease["shard"], worker, taken["token"], crashes, suspect))
+                    crashes, suspect, alone = taken["crashes"], taken.get("suspect"), taken.get("alone", 0)
+                    previous = lease["owner"] if crashes > lease["crashes"] else None
+                    grant = Grant(stream, lease["shard"], worker, taken["token"], crashes, suspect, alone, previous)
+                    grants.append(grant)
                     self._sessions.keep(grants[-1], settling)
         return grants
 
@@ -98,13 +100,14 @@ class Leases:
             await self._change(grant, _GIVEN)
         self._sessions.drop(grants)
 
-    async def note_suspect(self, grant: Grant, event_id: UUID | None) -> None:
-        change: list[Document] = [{"$unset": "suspect"}] if event_id is None else [{"$set": {"suspect": event_id}}]
+    async def note_suspect(self, grant: Grant, event_id: UUID | None, alone: int = 0) -> None:
+        noted: Document = {"$set": {"suspect": event_id, "alone": alone}}
+        change: list[Document] = [{"$unset": ["suspect", "alone"]}] if event_id is None else [noted]
         if not await self._change(grant, change):
             raise lost(grant)
 
     async def set_crashes(self, grant: Grant, crashes: int) -> None:
-        if not await self._change(grant, [{"$set": {"crashes": crashes}}, {"$unset": "suspect"}]):
+        if not await self._change(grant, [{"$set": {"crashes": crashes}}, {"$unset": ["suspect", "alone"]}]):
             raise lost(grant)
 
     async def _change(self, grant: Grant, change: Sequence[Mapping[str, Any]]) -> bool:

@@ -18,7 +18,7 @@ from pillarbox.stores.mongo.expressions import past
 DUE: Final[Document] = {
     **past("next_attempt_at"),
     "status": {"$in": ["scheduled", "failed"]},
-    "suspect": {"$ne": True},
+    "suspect": None,
 }
 _EARLIEST: Final = [("next_attempt_at", 1), ("seq", 1)]
 _BACK_TO_ITS_PLACE: Final[Document] = {"$set": {"status": "pending"}, "$unset": {"next_attempt_at": ""}}

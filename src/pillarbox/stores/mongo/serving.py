@@ -46,8 +46,8 @@ def _work_of(names: Mapping[str, str], stream: str, worker: str, shards: Sequenc
             {"$unset": "_id"},
         ),
         branch("lease", {"$match": {"stream": stream, **FREE}}, {"$count": "free"}),
-        any_event("scheduled", {**due, "suspect": {"$ne": True}}),
-        any_event("suspects", {**due, "suspect": True}),
+        any_event("scheduled", {**due, "suspect": None}),
+        any_event("suspects", {**due, "suspect": {"$gt": 0}}),
         branch(
             "held_key",
             {"$match": {**mine, **past("next_attempt_at")}},

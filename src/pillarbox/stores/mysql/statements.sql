@@ -59,9 +59,9 @@ UNION ALL SELECT 'rank', count(*) FROM {worker}
 UNION ALL SELECT 'free', count(*) FROM {lease}
     WHERE stream = :stream AND (owner IS NULL OR lease_until < UTC_TIMESTAMP(6))
 UNION ALL SELECT 'scheduled', 1 WHERE EXISTS (SELECT 1 FROM {event} FORCE INDEX ({due_index})
-    WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND NOT suspect)
+    WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND suspect = 0)
 UNION ALL SELECT 'suspects', 1 WHERE EXISTS (SELECT 1 FROM {event} FORCE INDEX ({due_index})
-    WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND suspect)
+    WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND suspect > 0)
 UNION ALL SELECT 'ready', l.shard FROM {lease} AS l WHERE l.stream = :stream AND l.shard IN :shards AND 1 = (
     SELECT 1 FROM {event} AS e FORCE INDEX ({ready_index})
     WHERE e.status = 'pending' AND e.stream = :stream AND e.shard = l.shard LIMIT 1)
@@ -70,7 +70,7 @@ UNION ALL SELECT 'due', l.shard FROM {lease} AS l WHERE l.stream = :stream AND l
     WHERE h.stream = :stream AND h.shard = l.shard AND h.next_attempt_at <= UTC_TIMESTAMP(6) LIMIT 1)
 
 -- takeable: Shards that nobody owns, or whose lease has run out; those that another takes now are passed over.
-SELECT shard FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < UTC_TIMESTAMP(6))
+SELECT shard, owner FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < UTC_TIMESTAMP(6))
 ORDER BY shard LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- take: Own shards. Each gets a new token, so that an earlier owner can change nothing any more.
@@ -79,7 +79,7 @@ UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END
 WHERE stream = :stream AND shard IN :shards
 
 -- taken: The leases as they are now.
-SELECT shard, token, crashes, suspect FROM {lease} WHERE stream = :stream AND shard IN :shards
+SELECT shard, token, crashes, suspect, alone FROM {lease} WHERE stream = :stream AND shard IN :shards
 
 -- renew: Extend one lease.
 UPDATE {lease} SET lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
@@ -188,7 +188,7 @@ WHERE stream = :stream AND shard = :shard AND `key` = :key AND (mode = 'retrying
 
 -- due: Events whose instant has come, earliest first.
 SELECT id, status FROM {event} FORCE INDEX ({due_index}) WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6)
-    AND status IN ('scheduled', 'failed') AND NOT suspect
+    AND status IN ('scheduled', 'failed') AND suspect = 0
 ORDER BY next_attempt_at, seq LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- return: Failed events become pending, in their old places.
@@ -201,7 +201,7 @@ ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- suspects: One event that was in a crash.
 SELECT id FROM {event} FORCE INDEX ({due_index})
-WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND status = 'failed' AND suspect
+WHERE stream = :stream AND next_attempt_at <= UTC_TIMESTAMP(6) AND status = 'failed' AND suspect > 0
 ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED
 
 -- claim: Lease events, each charged an attempt.
@@ -226,17 +226,17 @@ WHERE id IN :ids AND stream = :stream AND status = 'processing' ORDER BY id FOR 
 
 -- publish_claims: Mark leased events as published.
 UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6), lease_owner = NULL,
-    lease_until = NULL, suspect = FALSE
+    lease_until = NULL, suspect = 0
 WHERE id IN :ids AND stream = :stream
 
 -- refund: Give leased events back uncharged. A suspect stays one, because it did not run alone to the end.
-UPDATE {event} FORCE INDEX (by_id) SET status = CASE WHEN suspect THEN 'failed' ELSE 'pending' END,
-    next_attempt_at = CASE WHEN suspect THEN UTC_TIMESTAMP(6) END, attempts = attempts - 1,
+UPDATE {event} FORCE INDEX (by_id) SET status = CASE WHEN suspect > 0 THEN 'failed' ELSE 'pending' END,
+    next_attempt_at = CASE WHEN suspect > 0 THEN UTC_TIMESTAMP(6) END, attempts = attempts - 1,
     lease_owner = NULL, lease_until = NULL
 WHERE id IN :ids AND stream = :stream
 
 -- stuck: Leased events whose worker died, or has held them for too long. They are few: the status finds them.
-SELECT id, attempts, max_attempts, suspect FROM {event} FORCE INDEX ({ready_index})
+SELECT id, attempts, suspect FROM {event} FORCE INDEX ({ready_index})
 WHERE stream = :stream AND status = 'processing'
     AND (lease_until < UTC_TIMESTAMP(6) OR processing_started_at < UTC_TIMESTAMP(6) - INTERVAL :stuck SECOND)
 ORDER BY lease_until LIMIT :limit FOR UPDATE SKIP LOCKED

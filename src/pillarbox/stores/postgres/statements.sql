@@ -35,9 +35,9 @@ UNION ALL SELECT 'live', count(*) FROM {worker} WHERE stream = :stream AND seen_
 UNION ALL SELECT 'rank', count(*) FROM {worker} WHERE stream = :stream AND seen_until > now() AND name < :worker
 UNION ALL SELECT 'free', count(*) FROM {lease} WHERE stream = :stream AND (owner IS NULL OR lease_until < now())
 UNION ALL SELECT 'scheduled', 1 WHERE EXISTS (
-    SELECT 1 FROM {event} WHERE stream = :stream AND next_attempt_at <= now() AND NOT suspect)
+    SELECT 1 FROM {event} WHERE stream = :stream AND next_attempt_at <= now() AND suspect = 0)
 UNION ALL SELECT 'suspects', 1 WHERE EXISTS (
-    SELECT 1 FROM {event} WHERE stream = :stream AND next_attempt_at <= now() AND suspect)
+    SELECT 1 FROM {event} WHERE stream = :stream AND next_attempt_at <= now() AND suspect > 0)
 UNION ALL SELECT 'ready', s.shard FROM unnest(:shards::int[], :floors::bigint[]) AS s (shard, floor)
     CROSS JOIN LATERAL (SELECT 1 FROM {event} AS e WHERE e.stream = :stream AND e.shard = s.shard
         AND e.status = 'pending' AND e.seq >= s.floor LIMIT 1) AS first
@@ -57,7 +57,7 @@ DELETE FROM {sleeper} AS s WHERE NOT EXISTS (
 
 -- takeable: Shards that nobody owns, or whose lease has run out; those that another takes at this moment are passed
 -- over.
-SELECT shard, set_config('synchronous_commit', 'on', true) FROM {lease}
+SELECT shard, owner, set_config('synchronous_commit', 'on', true) FROM {lease}
 WHERE stream = :stream AND (owner IS NULL OR lease_until < now())
 ORDER BY shard LIMIT :limit FOR UPDATE SKIP LOCKED
 
@@ -67,7 +67,7 @@ UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END
 WHERE stream = :stream AND shard = ANY(:shards)
 
 -- taken: The leases as they are now.
-SELECT shard, token, crashes, suspect FROM {lease} WHERE stream = :stream AND shard = ANY(:shards)
+SELECT shard, token, crashes, suspect, alone FROM {lease} WHERE stream = :stream AND shard = ANY(:shards)
 
 -- renew_all: Extend all leases of a worker. Rows that a settle holds at this moment are passed over, so nothing can
 -- deadlock.
@@ -159,7 +159,7 @@ WHERE stream = :stream AND shard = :shard AND key = :key AND (mode = 'retrying' 
 
 -- due: Events whose instant has come, earliest first.
 SELECT id, status FROM {event} WHERE stream = :stream AND next_attempt_at <= now()
-    AND status IN ('scheduled', 'failed') AND NOT suspect
+    AND status IN ('scheduled', 'failed') AND suspect = 0
 ORDER BY next_attempt_at, seq LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- return: Failed events become pending, in their old places.
@@ -186,7 +186,7 @@ UPDATE {event} SET status = 'processing', attempts = least(attempts, 2147483646)
     lease_owner = :worker, lease_token = :token, lease_until = now() + :seconds * interval '1 second',
     processing_started_at = now()
 WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
-    WHERE stream = :stream AND next_attempt_at <= now() AND status = 'failed' AND suspect
+    WHERE stream = :stream AND next_attempt_at <= now() AND status = 'failed' AND suspect > 0
     ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED))
 RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
     content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token,
@@ -203,16 +203,16 @@ WHERE id = ANY(:ids) AND stream = :stream AND status = 'processing'
 ORDER BY id FOR UPDATE
 
 -- publish_claims: Mark leased events as published.
-UPDATE {event} SET status = 'published', published_at = now(), lease_owner = NULL, lease_until = NULL, suspect = false
+UPDATE {event} SET status = 'published', published_at = now(), lease_owner = NULL, lease_until = NULL, suspect = 0
 WHERE id = ANY(:ids) AND stream = :stream
 
 -- refund: Give leased events back uncharged. A suspect stays one, because it did not run alone to the end.
-UPDATE {event} SET status = CASE WHEN suspect THEN 'failed' ELSE 'pending' END,
-    next_attempt_at = CASE WHEN suspect THEN now() END, attempts = attempts - 1, lease_owner = NULL, lease_until = NULL
+UPDATE {event} SET status = CASE WHEN suspect > 0 THEN 'failed' ELSE 'pending' END,
+    next_attempt_at = CASE WHEN suspect > 0 THEN now() END, attempts = attempts - 1, lease_owner = NULL, lease_until = NULL
 WHERE id = ANY(:ids) AND stream = :stream
 
 -- stuck: Leased events whose worker died, or has held them for too long.
-SELECT id, attempts, max_attempts, suspect FROM {event} WHERE stream = :stream AND status = 'processing'
+SELECT id, attempts, suspect FROM {event} WHERE stream = :stream AND status = 'processing'
     AND (lease_until < now() OR processing_started_at < now() - :stuck * interval '1 second')
 ORDER BY lease_until LIMIT :limit FOR UPDATE SKIP LOCKED
 

@@ -7,8 +7,8 @@ from uuid import UUID
 from pillarbox.event import Status
 from pillarbox.sql.rows import ADDED, Rows, readable
 from pillarbox.sql.statements import Statements
-from pillarbox.store import Claim, ClaimResults, Rescued
-from pillarbox.stores._errors import CRASHED
+from pillarbox.store import CRASHES_ALONE, Claim, ClaimResults, Rescued
+from pillarbox.stores._errors import CRASHED, DEAD_OF_CRASHES
 from pillarbox.stores._tokens import new_token
 from pillarbox.stores.sql.database import Connection, Database
 from pillarbox.stores.sql.results import fail, failure_row, move_rows_to_dead, move_to_dead
@@ -77,20 +77,18 @@ class SqlClaims:
 
         return await self._db.transact(work)
 
-    async def rescue(self, stream: str, stuck_seconds: float, max_attempts: int, limit: int) -> Rescued:
+    async def rescue(self, stream: str, stuck_seconds: float, limit: int) -> Rescued:
         async def work(tx: Connection) -> Rescued:
             retried: list[dict[str, Any]] = []
             dead: list[dict[str, Any]] = []
             rows = await tx.fetch(self._sql["stuck"], stream=stream, stuck=stuck_seconds, limit=limit)
-            for event_id, attempts, own_limit, suspect in rows:
-                # A crash is charged only to an event that ran alone. Else the attempt is refunded.
-                charged = attempts if suspect else attempts - 1
-                is_over = suspect and charged >= (own_limit or max_attempts)
-                row = failure_row(event_id, stream, CRASHED, charged)
-                if is_over:
-                    dead.append(row)
+            for event_id, attempts, crashes in rows:
+                # The attempt is refunded. A suspect was alone in all crashes but the first.
+                if crashes < CRASHES_ALONE:
+                    row = failure_row(event_id, stream, CRASHED, attempts - 1)
+                    retried.append(row | {"delay": 0.0, "suspect": crashes + 1})
                 else:
-                    retried.append(row | {"delay": 0.0, "suspect": True})
+                    dead.append(failure_row(event_id, stream, DEAD_OF_CRASHES, attempts - 1))
             if retried:
                 await tx.execute_many(self._sql["fail"], retried)
             await move_rows_to_dead(tx, self._sql, stream, dead)

@@ -20,7 +20,7 @@ def failure_row(event_id: Any, stream: str, error: str, attempts: int) -> dict[s
 async def fail(tx: Connection, sql: Statements, stream: str, failures: Sequence[Failure]) -> None:
     if failures:
         rows = [
-            failure_row(each.event.id, stream, each.error, each.attempts) | {"delay": each.delay, "suspect": False}
+            failure_row(each.event.id, stream, each.error, each.attempts) | {"delay": each.delay, "suspect": 0}
             for each in failures
         ]
         await tx.execute_many(sql["fail"], rows)

@@ -28,15 +28,15 @@ ON CONFLICT (name) DO UPDATE SET mode = excluded.mode, destination = excluded.de
 INSERT INTO {lease} (stream, shard) VALUES (:stream, :shard) ON CONFLICT DO NOTHING
 
 -- give: Release a shard cleanly.
-UPDATE {lease} SET owner = NULL, lease_until = NULL, suspect = NULL
+UPDATE {lease} SET owner = NULL, lease_until = NULL, suspect = NULL, alone = 0
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 
--- note_suspect: Note the event that is about to be published alone.
-UPDATE {lease} SET suspect = :suspect
+-- note_suspect: Note the event that is about to be published, and how often it was published alone.
+UPDATE {lease} SET suspect = :suspect, alone = :alone
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 
 -- set_crashes: Correct the count of crashes and forget the suspect.
-UPDATE {lease} SET suspect = NULL, crashes = :crashes
+UPDATE {lease} SET suspect = NULL, alone = 0, crashes = :crashes
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 
 -- held_keys: The keys of a shard that are held.

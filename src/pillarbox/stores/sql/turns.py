@@ -49,16 +49,18 @@ class SqlTurns:
 
     async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
         async def work(tx: Connection) -> Sequence[Any]:
-            shards = [row[0] for row in await tx.fetch(self._sql["takeable"], stream=stream, limit=limit)]
-            if not shards:
+            owners = {row[0]: row[1] for row in await tx.fetch(self._sql["takeable"], stream=stream, limit=limit)}
+            if not owners:
                 return []
+            shards = list(owners)
             own = {"worker": worker, "token": new_token(), "seconds": seconds}
             await tx.execute(self._sql["take"], stream=stream, shards=shards, **own)
-            return await tx.fetch(self._sql["taken"], stream=stream, shards=shards)
+            taken = await tx.fetch(self._sql["taken"], stream=stream, shards=shards)
+            return [(*row, owners[row[0]]) for row in taken]
 
         return [
-            Grant(stream, shard, worker, token, crashes, suspect and self._rows.uuid(suspect))
-            for shard, token, crashes, suspect in await self._db.transact(work)
+            Grant(stream, shard, worker, token, crashes, suspect and self._rows.uuid(suspect), alone, previous)
+            for shard, token, crashes, suspect, alone, previous in await self._db.transact(work)
         ]
 
     async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
@@ -70,8 +72,8 @@ class SqlTurns:
         for grant in grants:
             await self._db.execute(self._sql["give"], **fence(grant))
 
-    async def note_suspect(self, grant: Grant, event_id: UUID | None) -> None:
-        if not await self._db.execute(self._sql["note_suspect"], **fence(grant), suspect=event_id):
+    async def note_suspect(self, grant: Grant, event_id: UUID | None, alone: int = 0) -> None:
+        if not await self._db.execute(self._sql["note_suspect"], **fence(grant), suspect=event_id, alone=alone):
             raise lost(grant)
 
     async def set_crashes(self, grant: Grant, crashes: int) -> None:

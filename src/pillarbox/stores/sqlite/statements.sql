@@ -34,16 +34,16 @@ UNION ALL SELECT 'rank', count(*) FROM {worker}
 UNION ALL SELECT 'free', count(*) FROM {lease}
     WHERE stream = :stream AND (owner IS NULL OR lease_until < strftime('%Y-%m-%d %H:%M:%f', 'now'))
 UNION ALL SELECT 'scheduled', 1 WHERE EXISTS (SELECT 1 FROM {event}
-    WHERE stream = :stream AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now') AND NOT suspect)
+    WHERE stream = :stream AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now') AND suspect = 0)
 UNION ALL SELECT 'suspects', 1 WHERE EXISTS (SELECT 1 FROM {event}
-    WHERE stream = :stream AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now') AND suspect)
+    WHERE stream = :stream AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now') AND suspect > 0)
 UNION ALL SELECT 'ready', s.value FROM json_each(:shards) AS s WHERE EXISTS (
     SELECT 1 FROM {event} INDEXED BY {ready_index} WHERE stream = :stream AND shard = s.value AND status = 'pending')
 UNION ALL SELECT 'due', s.value FROM json_each(:shards) AS s WHERE EXISTS (SELECT 1 FROM {held_key}
     WHERE stream = :stream AND shard = s.value AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now'))
 
 -- takeable: Shards that nobody owns, or whose lease has run out.
-SELECT shard FROM {lease}
+SELECT shard, owner FROM {lease}
 WHERE stream = :stream AND (owner IS NULL OR lease_until < strftime('%Y-%m-%d %H:%M:%f', 'now'))
 ORDER BY shard LIMIT :limit
 
@@ -53,7 +53,7 @@ UPDATE {lease} SET crashes = crashes + CASE WHEN owner IS NULL THEN 0 ELSE 1 END
 WHERE stream = :stream AND shard IN (SELECT value FROM json_each(:shards))
 
 -- taken: The leases as they are now.
-SELECT shard, token, crashes, suspect FROM {lease}
+SELECT shard, token, crashes, suspect, alone FROM {lease}
 WHERE stream = :stream AND shard IN (SELECT value FROM json_each(:shards))
 
 -- renew: Extend one lease.
@@ -120,7 +120,7 @@ WHERE stream = :stream AND shard = :shard AND key = :key AND (mode = 'retrying' 
 
 -- due: Events whose instant has come, earliest first.
 SELECT id, status FROM {event} WHERE stream = :stream AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now')
-    AND status IN ('scheduled', 'failed') AND NOT suspect
+    AND status IN ('scheduled', 'failed') AND suspect = 0
 ORDER BY next_attempt_at, seq LIMIT :limit
 
 -- return: Failed events become pending, in their old places.
@@ -133,7 +133,7 @@ ORDER BY seq LIMIT :limit
 
 -- suspects: One event that was in a crash.
 SELECT id FROM {event} WHERE stream = :stream AND next_attempt_at <= strftime('%Y-%m-%d %H:%M:%f', 'now')
-    AND status = 'failed' AND suspect
+    AND status = 'failed' AND suspect > 0
 ORDER BY next_attempt_at LIMIT 1
 
 -- claim: Lease events, each charged an attempt.
@@ -158,17 +158,17 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream AND status 
 
 -- publish_claims: Mark leased events as published.
 UPDATE {event} SET status = 'published', published_at = strftime('%Y-%m-%d %H:%M:%f', 'now'), lease_owner = NULL,
-    lease_until = NULL, suspect = FALSE
+    lease_until = NULL, suspect = 0
 WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
 
 -- refund: Give leased events back uncharged. A suspect stays one, because it did not run alone to the end.
-UPDATE {event} SET status = CASE WHEN suspect THEN 'failed' ELSE 'pending' END,
-    next_attempt_at = CASE WHEN suspect THEN strftime('%Y-%m-%d %H:%M:%f', 'now') END, attempts = attempts - 1,
+UPDATE {event} SET status = CASE WHEN suspect > 0 THEN 'failed' ELSE 'pending' END,
+    next_attempt_at = CASE WHEN suspect > 0 THEN strftime('%Y-%m-%d %H:%M:%f', 'now') END, attempts = attempts - 1,
     lease_owner = NULL, lease_until = NULL
 WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
 
 -- stuck: Leased events whose worker died, or has held them for too long.
-SELECT id, attempts, max_attempts, suspect FROM {event} WHERE stream = :stream AND status = 'processing'
+SELECT id, attempts, suspect FROM {event} WHERE stream = :stream AND status = 'processing'
     AND (lease_until < strftime('%Y-%m-%d %H:%M:%f', 'now')
         OR processing_started_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:stuck || ' seconds'))
 ORDER BY lease_until LIMIT :limit

@@ -75,6 +75,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
     lease_until datetime(6),
     crashes int NOT NULL DEFAULT 0,
     suspect binary(16),
+    alone int NOT NULL DEFAULT 0,
     PRIMARY KEY (stream, shard)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 

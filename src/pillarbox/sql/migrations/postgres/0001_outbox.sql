@@ -25,7 +25,7 @@ CREATE TABLE {event} (
     attempts integer NOT NULL DEFAULT 0,
     max_attempts integer,
     shard smallint NOT NULL GENERATED ALWAYS AS (key_hash % {shards}) STORED,
-    suspect boolean NOT NULL DEFAULT false,
+    suspect smallint NOT NULL DEFAULT 0,
     status text NOT NULL,
     stream text NOT NULL,
     tenant text NOT NULL,
@@ -91,6 +91,7 @@ CREATE TABLE {lease} (
     lease_until timestamptz,
     crashes integer NOT NULL DEFAULT 0,
     suspect uuid,
+    alone integer NOT NULL DEFAULT 0,
     PRIMARY KEY (stream, shard)
 ) WITH (fillfactor = 50)
 

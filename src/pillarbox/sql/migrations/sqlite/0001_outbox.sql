@@ -88,6 +88,7 @@ CREATE TABLE {lease} (
     lease_until text,
     crashes integer NOT NULL DEFAULT 0,
     suspect text,
+    alone integer NOT NULL DEFAULT 0,
     PRIMARY KEY (stream, shard)
 )
 
