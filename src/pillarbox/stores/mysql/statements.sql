@@ -151,7 +151,7 @@ UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts
         ELSE concat(coalesce(errors, ''), :line) END,
     status = 'failed', attempts = :attempts, next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :delay SECOND,
     last_error = :error, last_error_at = UTC_TIMESTAMP(6), suspect = :suspect,
-    lease_owner = NULL, lease_until = NULL, lease_token = CASE WHEN :suspect THEN 0 ELSE lease_token END
+    lease_owner = NULL, lease_until = NULL, lease_token = CASE WHEN :suspect > 0 THEN 0 ELSE lease_token END
 WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
 
 -- hold: Pending events wait behind their key.

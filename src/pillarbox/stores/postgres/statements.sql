@@ -137,8 +137,8 @@ DELETE FROM {event} WHERE id = ANY(:ids) AND stream = :stream AND status <> 'pub
 UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts OR length(errors) > 16000 THEN errors
         ELSE coalesce(errors, '') || :line END,
     status = 'failed', attempts = :attempts, next_attempt_at = now() + :delay * interval '1 second',
-    last_error = :error, last_error_at = now(), suspect = :suspect,
-    lease_owner = NULL, lease_until = NULL, lease_token = CASE WHEN :suspect THEN 0 ELSE lease_token END
+    last_error = :error, last_error_at = now(), suspect = :suspect::smallint,
+    lease_owner = NULL, lease_until = NULL, lease_token = CASE WHEN :suspect::smallint > 0 THEN 0 ELSE lease_token END
 WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
 
 -- hold: Pending events wait behind their key.

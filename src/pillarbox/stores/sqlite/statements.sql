@@ -96,7 +96,7 @@ UPDATE {event} SET errors = CASE WHEN status = 'failed' AND attempts = :attempts
     status = 'failed', attempts = :attempts,
     next_attempt_at = strftime('%Y-%m-%d %H:%M:%f', 'now', :delay || ' seconds'),
     last_error = :error, last_error_at = strftime('%Y-%m-%d %H:%M:%f', 'now'), suspect = :suspect,
-    lease_owner = NULL, lease_until = NULL, lease_token = CASE WHEN :suspect THEN 0 ELSE lease_token END
+    lease_owner = NULL, lease_until = NULL, lease_token = CASE WHEN :suspect > 0 THEN 0 ELSE lease_token END
 WHERE id = :id AND stream = :stream AND status IN ('pending', 'failed', 'held', 'processing')
 
 -- hold: Pending events wait behind their key.
