@@ -15,7 +15,7 @@ from pillarbox.errors import ConfigError, SchemaError, StoreDown, StoreError
 from pillarbox.event import Mode, Status
 from pillarbox.publisher import Outcome
 from pillarbox.publishers.memory import MemoryPublisher
-from pillarbox.sql.statements import Statement
+from pillarbox.sql.statements import SqlText
 from pillarbox.store import Grant
 from pillarbox.stores.mysql import MysqlStore
 from pillarbox.stores.mysql.database import MysqlDatabase
@@ -74,7 +74,7 @@ async def grant(store: SqlStore) -> Grant:
     return next(each for each in grants if each.shard == 0)
 
 
-async def touched(store: SqlStore, statement: Statement, **values: Any) -> int:
+async def touched(store: SqlStore, statement: SqlText, **values: Any) -> int:
     """How many rows of any table and index the server looked at."""
     assert isinstance(store.database, MysqlDatabase)
     is_mariadb = "nopad" in store.database.collation

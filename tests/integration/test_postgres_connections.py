@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from pillarbox.errors import StoreDown
-from pillarbox.sql.statements import Statement
+from pillarbox.sql.statements import SqlText
 from pillarbox.stores.postgres import connections
 from pillarbox.stores.postgres.connections import OwnPool
 from pillarbox.stores.postgres.database import PostgresDatabase
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.asyncio
 POOL_SIZE = 3
 
 
-def statement(text: str) -> Statement:
-    return Statement(text, "$", {})
+def statement(text: str) -> SqlText:
+    return SqlText(text, "$", {})
 
 
 PID = statement("SELECT pg_backend_pid()")

@@ -11,7 +11,7 @@ from pillarbox.event import Event
 from pillarbox.names import Names
 from pillarbox.sql.columns import COLUMNS
 from pillarbox.sql.rows import FIELDS
-from pillarbox.sql.statements import Marks, Statement, Statements, named_texts
+from pillarbox.sql.statements import Marks, SqlText, Statements, named_texts
 
 STORES = Path(pillarbox.stores.__file__).parent
 DATABASES = ("postgres", "mysql", "sqlite")
@@ -63,7 +63,7 @@ def test_a_row_has_the_fields_of_an_event_in_their_order(database: str) -> None:
 
 @pytest.mark.parametrize("database", DATABASES)
 def test_add_fills_the_columns_that_a_driver_fills(database: str) -> None:
-    statement = Statement(texts(database)["add"], ":", {"event": "e"})
+    statement = SqlText(texts(database)["add"], ":", {"event": "e"})
     assert columns(texts(database)["add"]) == list(statement.names) == list(COLUMNS)
 
 
@@ -105,7 +105,7 @@ def test_nothing_but_names_of_tables_is_put_into_a_text(database: str) -> None:
 )
 def test_parameters_are_marked_as_the_driver_wants_them(marks: Marks, text: str, names: tuple[str, ...]) -> None:
     written = "SELECT '10%', a::text FROM {event}\n    WHERE a = :x AND b = :y AND c = :x"
-    statement = Statement(written, marks, {"event": "outbox_event"})
+    statement = SqlText(written, marks, {"event": "outbox_event"})
     assert (statement.text, statement.names) == (text, names)
 
 

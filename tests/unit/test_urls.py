@@ -212,6 +212,13 @@ def test_a_port_of_postgresql_is_checked_before_a_relay_starts(url: str) -> None
         store_from_url("postgresql://h/x", listen_url=url)
 
 
+def test_a_missing_file_of_postgresql_is_found_before_a_relay_starts() -> None:
+    with pytest.raises(
+        ConfigError, match=r"sslrootcert of the store URL names the file /nowhere/ca\.pem, which does not"
+    ):
+        store_from_url("postgresql://h/x?sslmode=verify-full&sslrootcert=/nowhere/ca.pem")
+
+
 @pytest.mark.parametrize("url", ["kafka://u:hunter22/@h?topic=a", "kafka://u:hunter22#@h", "kafka://u:[hunter22@h"])
 def test_an_unescaped_password_is_not_shown(url: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -24,8 +24,9 @@ from pillarbox.observe import Observer, Observers, observed_publisher, observed_
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.destination import publisher_of
 from pillarbox.relay.plan import Rules
+from pillarbox.relay.readiness import Readiness
 from pillarbox.relay.stream import OnDead, Stream
-from pillarbox.relay.supervisor import Readiness, Supervisor
+from pillarbox.relay.supervisor import Supervisor
 from pillarbox.urls import store_of
 
 log = logging.getLogger(__name__)

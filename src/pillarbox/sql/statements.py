@@ -13,7 +13,7 @@ _NAME: Final = re.compile(r"-- (\w+): ")
 _PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
-class Statement:
+class SqlText:
     """A text with the driver's own marks, and the names of its parameters in the order of the marks."""
 
     __slots__ = ("names", "text")
@@ -43,7 +43,7 @@ def named_texts(package: str) -> Mapping[str, str]:
     return texts
 
 
-class Statements(dict[str, Statement]):
+class Statements(dict[str, SqlText]):
     """The statements of one outbox, by name.
 
     ``packages`` are the packages whose ``statements.sql`` is read; a later one can replace a statement."""
@@ -54,10 +54,10 @@ class Statements(dict[str, Statement]):
         self.texts = {name: text for package in packages for name, text in named_texts(package).items()}
         super().__init__({name: self.make(text) for name, text in self.texts.items()})
 
-    def make(self, text: str) -> Statement:
+    def make(self, text: str) -> SqlText:
         """Compile a statement that is in no file."""
-        return Statement(text, self._marks, self._tables)
+        return SqlText(text, self._marks, self._tables)
 
-    def extended(self, name: str, text: str) -> Statement:
+    def extended(self, name: str, text: str) -> SqlText:
         """A statement with more text after it."""
         return self.make(f"{self.texts[name]} {text}")

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pillarbox.errors import DuplicateEvent, MissingExtra, PillarboxError, SchemaError, StoreDown, StoreError
 from pillarbox.sql.cells import mysql_cell
-from pillarbox.sql.statements import Statement
+from pillarbox.sql.statements import SqlText
 from pillarbox.stores.mysql.url import connect_settings
 from pillarbox.stores.sql.database import Connection
 from pillarbox.tasks import PerLoop
@@ -132,7 +132,7 @@ class Session:
     def close(self) -> None:
         self._connection.close()
 
-    def text(self, statement: Statement, values: Mapping[str, Any]) -> str:
+    def text(self, statement: SqlText, values: Mapping[str, Any]) -> str:
         return statement.text % tuple([self.literal(values[name]) for name in statement.names])
 
     def literal(self, value: Any) -> str:
@@ -154,17 +154,17 @@ class _Statements:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
+    async def fetch(self, statement: SqlText, **values: Any) -> Sequence[Any]:
         cursor = await self._session.query(self._session.text(statement, values))
         rows: Sequence[Any] = await cursor.fetchall()
         return rows
 
-    async def execute(self, statement: Statement, **values: Any) -> int:
+    async def execute(self, statement: SqlText, **values: Any) -> int:
         cursor = await self._session.query(self._session.text(statement, values))
         count: int = cursor.rowcount
         return count
 
-    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+    async def execute_many(self, statement: SqlText, rows: Sequence[Mapping[str, Any]]) -> None:
         start, values, mark = statement.text.partition(" VALUES ")
         if values and mark.endswith(")"):
             # Rows of one INSERT get ascending numbers in their order.
@@ -325,13 +325,13 @@ class MysqlDatabase:
             finally:
                 connection.close()
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
+    async def fetch(self, statement: SqlText, **values: Any) -> Sequence[Any]:
         return await again(lambda: self._single(lambda one: one.fetch(statement, **values)))
 
-    async def execute(self, statement: Statement, **values: Any) -> int:
+    async def execute(self, statement: SqlText, **values: Any) -> int:
         return await again(lambda: self._single(lambda one: one.execute(statement, **values)))
 
-    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+    async def execute_many(self, statement: SqlText, rows: Sequence[Mapping[str, Any]]) -> None:
         await self.transact(lambda tx: tx.execute_many(statement, rows))
 
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
@@ -349,7 +349,7 @@ class MysqlDatabase:
             async with self._session() as session:
                 return await call(_Statements(session))
 
-    async def together(self, statement: Statement, **values: Any) -> Sequence[Any]:
+    async def together(self, statement: SqlText, **values: Any) -> Sequence[Any]:
         """A whole transaction in one round trip: a client that freezes or dies cannot leave it unfinished."""
 
         async def call() -> Sequence[Any]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from pillarbox.errors import ConfigError, DuplicateEvent, SchemaError, StoreDown, StoreError
-from pillarbox.sql.statements import Statement
+from pillarbox.sql.statements import SqlText
 from pillarbox.stores.postgres.connections import COMMAND_SECONDS, Connections
 from pillarbox.stores.sql.database import Connection
 from pillarbox.tasks import PerLoop
@@ -90,17 +90,17 @@ class PostgresDatabase:
             raise StoreDown(f"{self.name} is closed; open the store first")
         return self._connections.one()
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
+    async def fetch(self, statement: SqlText, **values: Any) -> Sequence[Any]:
         with self._errors():
             async with self._connection() as connection:
                 return await _Statements(connection).fetch(statement, **values)
 
-    async def execute(self, statement: Statement, **values: Any) -> int:
+    async def execute(self, statement: SqlText, **values: Any) -> int:
         with self._errors():
             async with self._connection() as connection:
                 return await _Statements(connection).execute(statement, **values)
 
-    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+    async def execute_many(self, statement: SqlText, rows: Sequence[Mapping[str, Any]]) -> None:
         with self._errors():
             async with self._connection() as connection:
                 await _Statements(connection).execute_many(statement, rows)
@@ -128,17 +128,17 @@ class _Statements:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
+    async def fetch(self, statement: SqlText, **values: Any) -> Sequence[Any]:
         arguments = [values[name] for name in statement.names]
         rows: Sequence[Any] = await self._connection.fetch(statement.text, *arguments, timeout=COMMAND_SECONDS)
         return rows
 
-    async def execute(self, statement: Statement, **values: Any) -> int:
+    async def execute(self, statement: SqlText, **values: Any) -> int:
         arguments = [values[name] for name in statement.names]
         answer: str = await self._connection.execute(statement.text, *arguments, timeout=COMMAND_SECONDS)
         return int(answer.rpartition(" ")[2]) if answer[-1].isdigit() else 0
 
-    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+    async def execute_many(self, statement: SqlText, rows: Sequence[Mapping[str, Any]]) -> None:
         arguments = [[row[name] for name in statement.names] for row in rows]
         await self._connection.executemany(statement.text, arguments, timeout=COMMAND_SECONDS)
 

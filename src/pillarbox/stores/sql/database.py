@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
 from pillarbox.errors import SchemaError
-from pillarbox.sql.statements import Statement
+from pillarbox.sql.statements import SqlText
 
 T = TypeVar("T")
 
@@ -17,13 +17,13 @@ class NoDatabase(SchemaError):
 class Connection(Protocol):
     """Runs statements: each by itself, or all of them inside one transaction."""
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]: ...
+    async def fetch(self, statement: SqlText, **values: Any) -> Sequence[Any]: ...
 
-    async def execute(self, statement: Statement, **values: Any) -> int:
+    async def execute(self, statement: SqlText, **values: Any) -> int:
         """Run a statement; returns the number of changed rows."""
         ...
 
-    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+    async def execute_many(self, statement: SqlText, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run a statement once for each row, in their order."""
 
     async def run(self, text: str) -> None:

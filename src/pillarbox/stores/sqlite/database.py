@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pillarbox.errors import DuplicateEvent, PillarboxError, SchemaError, StoreDown, StoreError
 from pillarbox.sql.cells import sqlite_cell
-from pillarbox.sql.statements import Statement
+from pillarbox.sql.statements import SqlText
 from pillarbox.stores.sql.database import Connection, NoDatabase
 from pillarbox.tasks import PerLoop
 
@@ -111,27 +111,27 @@ class SqliteDatabase:
             raise StoreDown(f"sqlite {self.path} is closed; open the store first")
         return self._connection
 
-    async def _fetch(self, statement: Statement, values: Mapping[str, Any]) -> Sequence[Any]:
+    async def _fetch(self, statement: SqlText, values: Mapping[str, Any]) -> Sequence[Any]:
         cells = {name: sqlite_cell(values[name]) for name in statement.names}
         return await self._call(lambda: self._opened().execute(statement.text, cells).fetchall())
 
-    async def _execute(self, statement: Statement, values: Mapping[str, Any]) -> int:
+    async def _execute(self, statement: SqlText, values: Mapping[str, Any]) -> int:
         cells = {name: sqlite_cell(values[name]) for name in statement.names}
         return await self._call(lambda: self._opened().execute(statement.text, cells).rowcount)
 
-    async def _execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+    async def _execute_many(self, statement: SqlText, rows: Sequence[Mapping[str, Any]]) -> None:
         cells = [{name: sqlite_cell(row[name]) for name in statement.names} for row in rows]
         await self._call(lambda: self._opened().executemany(statement.text, cells))
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
+    async def fetch(self, statement: SqlText, **values: Any) -> Sequence[Any]:
         async with self._lock():
             return await self._fetch(statement, values)
 
-    async def execute(self, statement: Statement, **values: Any) -> int:
+    async def execute(self, statement: SqlText, **values: Any) -> int:
         async with self._lock():
             return await self._execute(statement, values)
 
-    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+    async def execute_many(self, statement: SqlText, rows: Sequence[Mapping[str, Any]]) -> None:
         async with self.transaction() as tx:
             await tx.execute_many(statement, rows)
 
@@ -163,13 +163,13 @@ class _Transaction:
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
 
-    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Any]:
+    async def fetch(self, statement: SqlText, **values: Any) -> Sequence[Any]:
         return await self._database._fetch(statement, values)
 
-    async def execute(self, statement: Statement, **values: Any) -> int:
+    async def execute(self, statement: SqlText, **values: Any) -> int:
         return await self._database._execute(statement, values)
 
-    async def execute_many(self, statement: Statement, rows: Sequence[Mapping[str, Any]]) -> None:
+    async def execute_many(self, statement: SqlText, rows: Sequence[Mapping[str, Any]]) -> None:
         await self._database._execute_many(statement, rows)
 
     async def run(self, text: str) -> None:
