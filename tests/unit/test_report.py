@@ -57,6 +57,7 @@ def test_a_failure_says_when_it_is_tried_again(report: Report, caplog: pytest.Lo
             f"order.created {ID} failed, attempt 1 of 20, next in 10 min: busy",
         ),
         (Failure(event(max_attempts=3), "busy", 2, 42.0), "attempt 2 of 3, next in 42 s"),
+        (Failure(event(), "busy", 2, 42.0, limit=5), "attempt 2 of 5, next in 42 s"),
         (Failure(event(attempts=2), "no handler", 2, 5.0), "has to wait, no attempt is charged, next in 5.0 s"),
         (
             Failure(event(key="a\nERROR b"), "x\ny", 1, 1.0),

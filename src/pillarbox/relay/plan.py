@@ -36,9 +36,9 @@ class Rules:
         own = outcome.limits or Limits()
         limit = event.max_attempts or own.max_attempts or self.max_attempts
         if outcome.result is Result.REJECTED or (outcome.charged and attempts >= limit):
-            return Failure(event, error, attempts), True
+            return Failure(event, error, attempts, limit=own.max_attempts), True
         delay = max(self._delay(own.retry or self.retry, max(1, attempts)), outcome.after_seconds or 0.0)
-        return Failure(event, error, attempts, min(delay, _LONGEST_SECONDS)), False
+        return Failure(event, error, attempts, min(delay, _LONGEST_SECONDS), own.max_attempts), False
 
     def _delay(self, retry: Retry, attempts: int) -> float:
         """The policy's answer. A policy that raises or returns nonsense must not undo a turn that has published."""

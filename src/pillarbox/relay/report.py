@@ -100,7 +100,7 @@ class Report:
         self.summarise()
         if not self._failures.passes(self.clock()):
             return
-        number = f"attempt {failure.attempts} of {failure.event.max_attempts or self.max_attempts}"
+        number = f"attempt {failure.attempts} of {self._limit(failure)}"
         what = f"failed, {number}" if charged else "has to wait, no attempt is charged"
         following = "" if delay is None else f", next in {_seconds(delay)}"
         self._write(
@@ -115,7 +115,7 @@ class Report:
         if not self._deaths.passes(self.clock()):
             return
         event, attempts = failure.event, failure.attempts
-        is_over = attempts >= (event.max_attempts or self.max_attempts)
+        is_over = attempts >= self._limit(failure)
         what = f"is dead after {attempts} {'attempt' if attempts == 1 else 'attempts'}"
         consequence = {
             HoldMode.BLOCKED: "; its key waits until you replay or discard it",
@@ -144,6 +144,9 @@ class Report:
                 f"see: {self._list}",
                 {},
             )
+
+    def _limit(self, failure: Failure) -> int:
+        return failure.event.max_attempts or failure.limit or self.max_attempts
 
     @property
     def _list(self) -> str:

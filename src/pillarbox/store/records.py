@@ -78,6 +78,7 @@ class Failure(NamedTuple):
     error: str
     attempts: int  # after this outcome
     delay: float | None = None  # seconds until the next attempt
+    limit: int | None = None  # attempts before it is dead, if neither the event nor the stream says so
 
 
 class Hold(NamedTuple):
