@@ -213,7 +213,9 @@ def leases_by_the_workers_clock(store: Any, publisher: Any) -> None:
 
     async def careless(stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
         here = datetime.now(UTC).isoformat(" ")
-        text = f"SELECT shard FROM {{lease}} WHERE stream = :stream AND (owner IS NULL OR lease_until < '{here}')"
+        text = (
+            f"SELECT shard, owner FROM {{lease}} WHERE stream = :stream AND (owner IS NULL OR lease_until < '{here}')"
+        )
         _replace_statement(store, "takeable", f"{text} LIMIT :limit")
         grants: Sequence[Grant] = await take(stream, worker, limit, seconds)
         return grants

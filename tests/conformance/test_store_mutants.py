@@ -33,6 +33,7 @@ from pillarbox.store import (
     Store,
     Work,
 )
+from pillarbox.stores._tokens import new_token
 from pillarbox.stores.sqlite import ROWS, SqliteStore
 
 Held = Mapping[int, Collection[str]]
@@ -221,16 +222,18 @@ class TakesInTwoSteps(Broken):
     async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
         db, sql = self.store.database, self.store.statements
         shards = [row[0] for row in await db.fetch(sql["takeable"], stream=stream, limit=limit)]
-        await db.execute(sql["take"], stream=stream, worker=worker, seconds=seconds, shards=shards)
+        own = {"worker": worker, "token": new_token(), "seconds": seconds}
+        await db.execute(sql["take"], stream=stream, shards=shards, **own)
         rows = await db.fetch(sql["taken"], stream=stream, shards=shards)
-        return [Grant(stream, shard, worker, token) for shard, token, _, _ in rows]
+        return [Grant(stream, row[0], worker, row[1]) for row in rows]
 
 
 class ClaimsInTwoSteps(Broken):
     async def claim(self, stream: str, shard: int | None, worker: str, limit: int, seconds: float) -> Sequence[Claim]:
         db, sql = self.store.database, self.store.statements
         ids = [row[0] for row in await db.fetch(sql["ready"], stream=stream, shard=shard, limit=limit)]
-        await db.execute(sql["claim"], stream=stream, ids=ids, worker=worker, seconds=seconds)
+        own = {"worker": worker, "token": new_token(), "seconds": seconds}
+        await db.execute(sql["claim"], stream=stream, ids=ids, **own)
         rows = await db.fetch(sql["claimed"], stream=stream, ids=ids)
         return [Claim(ROWS.event(row, stream, Status.PROCESSING), row[ADDED]) for row in rows]
 

@@ -498,7 +498,7 @@ def test_closed_and_full_streams_are_no_surprise(on_sqlite: Command, line: str, 
 def test_a_drain_to_a_path_that_is_wrong_ends(on_sqlite: Command) -> None:
     ended = on_sqlite("relay", "--drain", "--to", f"file://{on_sqlite.folder}/none/x.jsonl")
     assert ended.code == 2
-    assert ended.err.splitlines()[-1].endswith("No such file or directory; correct the path")
+    assert ended.err.splitlines()[-1].endswith("No such file or directory; correct the path or its rights")
 
 
 @pytest.mark.parametrize("command", ["init", "migrate"])

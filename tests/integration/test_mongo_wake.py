@@ -83,7 +83,8 @@ async def test_a_standalone_server_is_polled_and_the_log_says_so_once(
     await store.close()
     assert not store.features.wake_up
     to = MemoryPublisher()
-    async with relay(store, stream(to)):
+    async with relay(store, stream(to)) as running:
+        await running.ready()
         await store.add(numbered("k", 3))
         await to.wait_for(3)
     told = [record for record in caplog.records if getattr(record, "action", None) == "standalone"]

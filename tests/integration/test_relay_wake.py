@@ -151,7 +151,7 @@ async def test_a_writer_wakes_a_relay_of_an_outbox_with_the_longest_names(postgr
     to = MemoryPublisher()
     await probe_of(store).run(f"CREATE SCHEMA {schema}")
     await store.migrate()
-    async with relay(store, stream(to, poll_limit_seconds=10)):
+    async with relay(store, stream(to, poll_limit=10)):
         await asleep(store, STREAM)
         await store.add(numbered("k", 1))
         await to.wait_for(1)

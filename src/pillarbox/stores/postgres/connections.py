@@ -129,7 +129,9 @@ class OwnPool:
         try:
             yield connection
         except BaseException:
-            # The pool handles a connection whose statement was interrupted.
+            # The pool handles an interrupted statement, but logs an error about an open transaction.
+            if connection.is_in_transaction():
+                connection.terminate()
             await self._release(pool, connection)
             raise
         now = time.monotonic()
