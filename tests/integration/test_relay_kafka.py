@@ -4,13 +4,16 @@ import asyncio
 import json
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import admin as confluent_admin
 
+from pillarbox.batch import Batch
 from pillarbox.event import Status
+from pillarbox.publisher import Outcome
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.stores.sql import SqlStore
 from servers import Kafka
@@ -108,18 +111,25 @@ async def test_every_event_arrives_once_and_in_order(pg: SqlOutbox, store: SqlSt
     assert numbers(topic.read()) == in_order(KEYS, 100)
 
 
+class SlowKafka(KafkaPublisher):
+    """Takes so long that a test can act in the midst of the work."""
+
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        await asyncio.sleep(0.1)
+        return await super().publish(batch)
+
+
 async def test_a_stop_and_a_start_make_no_copy(pg: SqlOutbox, store: SqlStore, kafka: Kafka) -> None:
     topic = Topic(kafka)
-    await store.add(mixed(KEYS, 100))
+    await store.add(mixed(KEYS, 400))
     for goal in (1, 400):
-        async with relay(
-            pg(), stream(KafkaPublisher(servers=kafka.bootstrap_servers, topic=topic.name), batch=20, slots=2)
-        ):
+        slow = SlowKafka(servers=kafka.bootstrap_servers, topic=topic.name)
+        async with relay(pg(), stream(slow, batch=20, slots=2)):
             await topic.reached(goal)
     assert (await store.count("orders")).get(Status.PENDING, 0) > 0, "stopped in the midst of its work"
     async with relay(pg(), stream(KafkaPublisher(servers=kafka.bootstrap_servers, topic=topic.name))):
-        await settled(store, {Status.PUBLISHED: 2000})
-    assert numbers(topic.read()) == in_order(KEYS, 100)
+        await settled(store, {Status.PUBLISHED: 8000})
+    assert numbers(topic.read()) == in_order(KEYS, 400)
 
 
 async def test_a_url_is_enough(pg: SqlOutbox, store: SqlStore, kafka: Kafka) -> None:
@@ -150,21 +160,21 @@ async def test_a_broker_that_is_killed_costs_nothing_but_time(
 ) -> None:
     server = own_server(Kafka)
     topic = Topic(server)
-    await store.add(mixed(KEYS, 100))
+    await store.add(mixed(KEYS, 400))
     async with relay(
         pg(),
-        stream(KafkaPublisher(servers=server.bootstrap_servers, topic=topic.name), batch=20, max_attempts=1),
+        stream(SlowKafka(servers=server.bootstrap_servers, topic=topic.name), batch=100, slots=2, max_attempts=1),
     ):
         await topic.reached(100)
         await asyncio.to_thread(server.kill)
         pending = (await store.count("orders")).get(Status.PENDING, 0)
         assert pending > 0
-        await store.add(mixed(KEYS, 5, first=101))
+        await store.add(mixed(KEYS, 5, first=401))
         await asyncio.to_thread(server.start)
-        await settled(store, {Status.PUBLISHED: 2100}, seconds=60)
+        await settled(store, {Status.PUBLISHED: 8100}, seconds=60)
     records = topic.read()
     firsts = {key: list(dict.fromkeys(found)) for key, found in numbers(records).items()}
-    assert firsts == in_order(KEYS, 105)
+    assert firsts == in_order(KEYS, 405)
     assert copies(records) == 0, "an idempotent producer that lives through the outage sends nothing twice"
 
 
