@@ -132,6 +132,7 @@ class OwnPool:
             # The pool handles an interrupted statement, but logs an error about an open transaction.
             if connection.is_in_transaction():
                 connection.terminate()
+                await asyncio.sleep(0)  # the event loop closes the socket in its next round
             await self._release(pool, connection)
             raise
         now = time.monotonic()

@@ -9,6 +9,8 @@ from typing import Any
 
 import asyncpg
 
+from pillarbox.tasks import ended
+
 log = logging.getLogger("pillarbox.stores.postgres")
 
 _RETRY_SECONDS = 2.0
@@ -36,8 +38,7 @@ class PostgresListener:
         task, self._task = self._task, None
         self._on_wake.clear()
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await ended(task)
 
     def _notified(self, connection: Any, pid: int, channel: str, stream: object) -> None:
         for on_wake in self._on_wake:
@@ -68,7 +69,8 @@ class PostgresListener:
 
 async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
     return event.is_set()
 
 
