@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from threading import Thread
 from time import sleep
 from typing import Any
 
@@ -38,7 +39,11 @@ class AioSqlite(Sqlite3):
             raise
 
     def abandon(self) -> None:
-        self.connection.stop()
+        # Asked from a thread without an event loop, the connection's thread answers to none: this one may be closed
+        # by the time of the answer.
+        asking = Thread(target=self.connection.stop)
+        asking.start()
+        asking.join()
         # The connection's thread closes it as soon as no statement runs. A close() of the caller before that waits
         # forever.
         with suppress(ValueError):
