@@ -97,11 +97,33 @@ class JointTests(StoreSetup):
         grants = await self.own_all(store)
         events = [[self.event(shard=shard) for _ in range(3)] for shard in (0, 1)]
         await store.add([event for pair in zip(*events, strict=True) for event in pair])
-        parts = {part.shard: part for part in await store.read(grants, 2, MAX_BYTES)}
+        parts = {part.shard: part for part in await store.read(grants, 10, MAX_BYTES)}
         assert parts.keys() == {0, 1}, "a shard without events is left out"
         for shard in (0, 1):
-            assert ids(parts[shard].events) == ids(events[shard][:2]), "the limit is for each shard"
+            assert ids(parts[shard].events) == ids(events[shard])
             assert parts[shard].token == grants[shard].token
+
+    @pytest.mark.asyncio
+    async def test_the_limits_of_a_read_are_for_all_its_shards(self, store: Store) -> None:
+        grants = await self.own_all(store)
+        events = [[self.event(shard=shard, payload=b"x" * 1000) for _ in range(3)] for shard in (0, 1, 2)]
+        await store.add([event for some in zip(*events, strict=True) for event in some])
+        for limit, max_bytes, most in ((4, MAX_BYTES, 4), (100, 4500, 4), (100, 10, 1)):
+            parts = await store.read(grants, limit, max_bytes)
+            assert 1 <= sum(len(part.events) for part in parts) <= most
+            for part in parts:
+                assert part.shard is not None
+                assert ids(part.events) == ids(events[part.shard][: len(part.events)]), "a part is a beginning"
+
+    @pytest.mark.asyncio
+    async def test_nothing_is_read_while_the_stream_is_paused(self, store: Store) -> None:
+        grants = await self.own_all(store)
+        await store.add([self.event(shard=0), self.event(shard=1)])
+        await store.pause(STREAM, "olga")
+        assert list(await store.read(grants[:1], 10, MAX_BYTES)) == []
+        assert list(await store.read(grants, 10, MAX_BYTES)) == []
+        await store.resume(STREAM, "olga")
+        assert len(await store.read(grants, 10, MAX_BYTES)) == 2
 
     @pytest.mark.asyncio
     async def test_a_read_leaves_out_a_shard_that_is_lost(self, store: Store, other: Store) -> None:

@@ -28,11 +28,12 @@ class Turns(Protocol):
         ...
 
     async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
-        """Pending events of these shards, each shard in order of seq; shards without any are left out.
+        """Pending events of these shards, each shard in order of seq; shards without any, and lost ones, are left out.
 
-        ``limit`` and ``max_bytes`` are for each shard; at least one event is read, of any size. A part ends before an
-        event that cannot be read, because somebody wrote it past the outbox. If it is the first one, it is alone in its
-        part, as far as it can be read, and ``unreadable`` says why."""
+        ``limit`` and ``max_bytes`` are for all shards together; at least one event is read, of any size. A read that
+        reaches one of them may have cut a shard's part, or left out a shard. Nothing is read while the stream is
+        paused. A part ends before an event that cannot be read, because somebody wrote it past the outbox. If it is
+        the first one, it is alone in its part, as far as it can be read, and ``unreadable`` says why."""
         ...
 
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
