@@ -77,6 +77,8 @@ class PublisherFeatures:
 
     calls: how many calls of ``publish`` it serves at once. Each call is for other shards or another event.
     first_batch: how many events an ordered stream passes at first, before the duration of a call is known.
+    joint: a call for the events of many shards costs no more than one for the events of a few, and no slow event holds
+    the others up. Shards of an ordered stream that have few events then share a call.
     strict_keys: after a rejected event nothing later of its key is sent in the same call. A stream that blocks or
     parks the key of a dead event needs it.
     deduplicates: the destination itself drops a second copy of an event id.
@@ -85,6 +87,7 @@ class PublisherFeatures:
 
     calls: int = 4
     first_batch: int = 500
+    joint: bool = False
     strict_keys: bool = True
     deduplicates: bool = False
     concurrency: int | None = None

@@ -1,5 +1,6 @@
 """Polling is the truth, and a wake-up makes it early."""
 
+import math
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ import pytest
 from pillarbox.conformance.probes import probe_of
 from pillarbox.conformance.store_setup import read, settle
 from pillarbox.event import Mode, Status
+from pillarbox.publisher import PublisherFeatures
 from pillarbox.publishers.memory import MemoryPublisher
-from pillarbox.relay.pace import Pace
+from pillarbox.relay.pace import WAKE_ABOVE, Pace
 from pillarbox.store import Failure, Settlement
 from pillarbox.stores.postgres import PostgresStore, parts
 from pillarbox.stores.sql import SqlStore
@@ -54,30 +56,82 @@ async def asleep(store: SqlStore, *streams: str) -> None:
     await eventually(lambda: query(store, ASLEEP), lambda rows: [row[0] for row in rows] == sorted(streams))
 
 
-async def test_an_event_written_while_the_relay_dozes_is_published_at_the_next_look(
-    pg: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look = Pace.wait
+def wake_ups(store: SqlStore, patch: pytest.MonkeyPatch) -> list[str]:
+    """The streams of which the store tells, as it does."""
+    told: list[str] = []
+    real_open = store.open
 
-    def never_again(pace: Pace) -> float:
-        dozes, seconds = pace.drowsy, look(pace)
-        return 3600.0 if dozes else seconds
+    async def open_noting(on_wake: Callable[[str], None]) -> None:
+        def note(name: str) -> None:
+            told.append(name)
+            on_wake(name)
 
-    # Once it dozes, only a wake-up makes it look again.
-    monkeypatch.setattr(Pace, "wait", never_again)
-    to = MemoryPublisher()
+        await real_open(note)
+
+    patch.setattr(store, "open", open_noting)
+    return told
+
+
+@pytest.fixture
+def told_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a relay sleeps, only a wake-up makes it ask again."""
+    polled = Pace.polled
+
+    def never_again(pace: Pace, *arguments: Any, **named: Any) -> None:
+        polled(pace, *arguments, **named)
+        if pace.told and pace.poll_at > 0:
+            pace.poll_at = math.inf
+
+    monkeypatch.setattr(Pace, "polled", never_again)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.usefixtures("told_only")
+async def test_an_event_wakes_a_relay_that_sleeps(pg: SqlOutbox, store: SqlStore, joint: bool) -> None:
+    to = MemoryPublisher(features=PublisherFeatures(joint=joint))
     async with relay(pg(), stream(to)):
         await asleep(store, STREAM)
-        await store.add(numbered("k", 1))
-        await to.wait_for(1)
-        await settled(store, {Status.PUBLISHED: 1})
-        await eventually(lambda: query(store, ASLEEP), lambda rows: rows == [])
-        # And again, once it dozes again.
+        for number in (1, 2, 3):
+            await store.add(numbered("k", 1, first=number))
+            await to.wait_for(number)
+        await settled(store, {Status.PUBLISHED: 3})
         await asleep(store, STREAM)
+    assert by_key(to.deliveries) == {"k": [1, 2, 3]}
+    assert await query(store, ASLEEP) == []
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.usefixtures("told_only")
+async def test_a_wake_up_in_the_middle_of_a_turn_is_not_lost(
+    pg: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch, joint: bool
+) -> None:
+    """The turn has read its shard before the second event came, and nobody tells of that event again."""
+    to = MemoryPublisher(features=PublisherFeatures(joint=joint))
+    own = pg()
+    told = wake_ups(own, monkeypatch)
+    async with relay(own, stream(to)):
+        await asleep(store, STREAM)
+        to.hold()
+        await store.add(numbered("k", 1))
+        await to.wait_until_held()
         await store.add(numbered("k", 1, first=2))
+        await until(lambda: len(told) == 2)
+        to.release()
         await to.wait_for(2)
     assert by_key(to.deliveries) == {"k": [1, 2]}
-    assert await query(store, ASLEEP) == []
+
+
+async def test_a_relay_with_many_events_asks_by_itself_and_sleeps_again_after_them(
+    pg: SqlOutbox, store: SqlStore
+) -> None:
+    """A NOTIFY for each of many events would hold up their writers."""
+    to = MemoryPublisher(features=PublisherFeatures(joint=True))
+    async with relay(pg(), stream(to)):
+        await asleep(store, STREAM)
+        await store.add(numbered("k", 2 * WAKE_ABOVE))
+        await asleep(store)
+        await to.wait_for(2 * WAKE_ABOVE)
+        await asleep(store, STREAM)
 
 
 async def test_a_relay_that_does_not_ask_is_not_woken(
@@ -86,16 +140,8 @@ async def test_a_relay_that_does_not_ask_is_not_woken(
     own = pg(wake_up=False)
     polls = Polls(own, monkeypatch)
     to = MemoryPublisher()
-    paces: list[Pace] = []
-    wait = Pace.wait
-
-    def noted(pace: Pace) -> float:
-        paces.append(pace)
-        return wait(pace)
-
-    monkeypatch.setattr(Pace, "wait", noted)
     async with relay(own, stream(to, poll_limit=1.0)):
-        await until(lambda: paces and paces[-1].drowsy)
+        await until(lambda: polls.idle > 3)
         assert await query(store, ASLEEP) == []
         before = polls.count
         await store.add(numbered("k", 1))
@@ -107,19 +153,9 @@ async def test_one_stream_that_is_written_to_does_not_wake_another(
     pg: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else every write to a busy stream is a NOTIFY, which serialises the commits of the whole server."""
-    told: list[str] = []
     to, other = MemoryPublisher(), MemoryPublisher()
     own = pg()
-    real_open = own.open
-
-    async def open_noting(on_wake: Callable[[str], None]) -> None:
-        def note(name: str) -> None:
-            told.append(name)
-            on_wake(name)
-
-        await real_open(note)
-
-    monkeypatch.setattr(own, "open", open_noting)
+    told = wake_ups(own, monkeypatch)
     async with relay(own, stream(to, poll_limit=10), stream(other, "quiet", poll_limit=10)):
         await asleep(store, STREAM, "quiet")
         await store.add(numbered("k", 1))

@@ -1,5 +1,5 @@
 import logging
-from itertools import pairwise
+import math
 
 import pytest
 from hypothesis import given
@@ -7,50 +7,129 @@ from hypothesis import strategies as st
 
 from pillarbox.errors import StoreDown
 from pillarbox.relay.ordered.ownership import quota
-from pillarbox.relay.pace import DOZE_AFTER_SECONDS, BatchSize, Pace, Patience
+from pillarbox.relay.pace import REST_AFTER_SECONDS, WAKE_ABOVE, BatchSize, Pace, Patience
 
 
 class TestPace:
-    def test_right_after_work_the_next_poll_comes_at_once(self) -> None:
-        pace = Pace(0.1, 2.0)
-        assert pace.wait() < 0.01
+    """Instants are seconds; a poll takes a millisecond where nothing else is said."""
 
-    def test_the_wait_grows_to_the_idle_time_and_then_to_the_limit(self) -> None:
-        pace = Pace(0.1, 2.0)
-        waits = []
-        while not pace.drowsy:
-            waits.append(pace.wait())
-        assert max(waits) <= 0.11
-        assert all(later > earlier * 1.1 for earlier, later in pairwise(waits[:6]))
-        late = [pace.wait() for _ in range(30)]
-        assert max(late) <= 2.2
-        assert min(late[-5:]) >= 1.8
+    def test_the_first_poll_comes_at_once(self) -> None:
+        assert Pace(0.1, 2.0).next_at == 0.0
 
-    def test_work_starts_it_anew(self) -> None:
-        pace = Pace(0.1, 2.0)
-        for _ in range(50):
-            pace.wait()
-        pace.worked()
-        assert not pace.drowsy
-        assert pace.wait() < 0.01
+    def test_polls_in_vain_grow_rare_up_to_the_limit(self) -> None:
+        pace, now, waits = Pace(0.1, 2.0), 0.0, []
+        for _ in range(40):
+            pace.begin_poll()
+            pace.polled(now, 0.001, found=False, ready=False)
+            waits.append(pace.next_at - now)
+            now = pace.next_at
+        assert 0.09 <= waits[0] <= 0.17
+        assert max(waits) <= 2.2
+        assert min(waits[-5:]) >= 1.8
 
-    def test_it_gets_drowsy_after_a_second_without_work(self) -> None:
-        pace = Pace(0.1, 10.0)
-        waited = 0.0
-        while not pace.drowsy:
-            assert waited < DOZE_AFTER_SECONDS * 1.2
-            waited += pace.wait()
-        assert waited >= DOZE_AFTER_SECONDS * 0.85
+    @pytest.mark.parametrize(("events", "factor"), [(0, 20), (1, 5)])
+    def test_looks_take_a_small_share_of_the_time(self, events: int, factor: int) -> None:
+        pace = Pace(0.1, 2.0)
+        pace.looked(10.0, 0.001, 1)
+        pace.begin_look()
+        pace.looked(10.5, 0.003, events)
+        assert pace.look_at - 10.5 == pytest.approx(0.003 * factor, rel=0.11)
+
+    def test_a_look_never_waits_longer_than_a_poll_of_a_busy_stream(self) -> None:
+        pace = Pace(0.1, 2.0)
+        pace.looked(10.0, 3.0, 1)
+        assert pace.look_at - 10.0 <= 0.11
+
+    def test_a_slow_poll_is_rare(self) -> None:
+        pace = Pace(0.1, 2.0)
+        pace.begin_poll()
+        pace.polled(10.0, 0.005, found=True, ready=True)
+        assert pace.poll_at - 10.0 == pytest.approx(0.5, rel=0.11)
+
+    def test_a_stream_at_rest_is_polled_and_not_looked_at(self) -> None:
+        pace = Pace(0.1, 2.0)
+        pace.looked(10.0, 0.001, 1)
+        pace.begin_look()
+        pace.looked(10.0 + REST_AFTER_SECONDS * 0.9, 0.001, 0)
+        assert pace.look_at < math.inf
+        pace.begin_look()
+        pace.looked(10.0 + REST_AFTER_SECONDS * 1.1, 0.001, 0)
+        assert pace.look_at == math.inf
+
+    def test_who_is_told_does_not_look_by_itself(self) -> None:
+        pace = Pace(0.1, 2.0, told=True)
+        pace.looked(10.0, 0.001, 1)
+        assert pace.look_at == math.inf
+        pace.wake(10.1)
+        assert (pace.look_at, pace.woken) == (10.1, True)
+
+    def test_what_happens_during_an_ask_leads_to_the_next_one(self) -> None:
+        pace = Pace(0.1, 2.0, told=True)
+        pace.begin_poll()
+        pace.wake(10.1)
+        pace.polled(10.2, 0.2, found=False, ready=False)
+        assert (pace.look_at, pace.woken) == (10.1, True)
+        pace.begin_look()
+        pace.wake(10.3)
+        pace.looked(10.4, 0.1, 5)
+        assert (pace.look_at, pace.woken) == (10.3, True)
+        pace.begin_poll()
+        pace.hurry()
+        pace.polled(10.5, 0.1, found=False, ready=False, pause=5.0)
+        assert pace.poll_at == 0.0
+
+    def test_who_is_told_of_nothing_although_events_come_looks_by_itself(self) -> None:
+        pace = Pace(0.1, 2.0, told=True)
+        for now in (10.0, 10.1, 10.2):
+            assert pace.look_at == math.inf
+            pace.begin_poll()
+            pace.polled(now, 0.001, found=True, ready=True)
+        assert pace.look_at < 10.3
+        pace.begin_look()
+        pace.wake(10.3)
+        pace.begin_look()
+        pace.looked(10.4, 0.001, 1)
+        assert pace.look_at == math.inf, "it can trust again"
+
+    def test_a_pause_keeps_polls_and_looks_away(self) -> None:
+        pace = Pace(0.1, 2.0)
+        pace.begin_poll()
+        pace.polled(10.0, 0.001, found=True, ready=True, pause=3.0)
+        assert pace.next_at == 13.0
+
+    def test_many_events_are_polled_for_and_few_are_told_of(self) -> None:
+        pace = Pace(0.1, 2.0)
+        assert pace.may_doze(10.0)
+        for place in range(4 * WAKE_ABOVE):
+            pace.looked(10.0 + place / (2 * WAKE_ABOVE), 0.001, 1)
+        assert pace.must_wake(12.0)
+        assert not pace.may_doze(12.0)
+        assert pace.may_doze(15.0)
+
+    def test_many_wake_ups_of_others_count_too(self) -> None:
+        pace = Pace(0.1, 2.0, told=True)
+        for place in range(4 * WAKE_ABOVE):
+            pace.wake(10.0 + place / (2 * WAKE_ABOVE))
+        assert pace.must_wake(12.0)
 
     def test_workers_that_started_together_drift_apart(self) -> None:
         paces = [Pace(0.1, 2.0) for _ in range(20)]
-        assert len({round(pace.wait(), 9) for pace in paces}) > 10
+        for pace in paces:
+            pace.begin_poll()
+            pace.polled(10.0, 0.001, found=True, ready=True)
+        assert len({round(pace.poll_at, 9) for pace in paces}) > 10
+        assert len({round(pace.look_at, 9) for pace in paces}) > 10
 
-    @given(st.floats(0.001, 10), st.floats(0.001, 10), st.integers(1, 60))
-    def test_it_never_waits_longer_than_the_limit(self, one: float, other: float, times: int) -> None:
-        pace = Pace(min(one, other), max(one, other))
-        for _ in range(times):
-            assert 0 < pace.wait() <= max(one, other) * 1.1 + 1e-9
+    @given(st.floats(0.001, 10), st.floats(0.001, 10), st.lists(st.tuples(st.booleans(), st.floats(0, 20)), min_size=1))
+    def test_it_never_waits_longer_than_the_limit(
+        self, one: float, other: float, polls: list[tuple[bool, float]]
+    ) -> None:
+        pace, now = Pace(min(one, other), max(one, other)), 0.0
+        for found, seconds in polls:
+            now += seconds
+            pace.begin_poll()
+            pace.polled(now, seconds, found=found, ready=found)
+            assert now < pace.next_at <= now + max(one, other) * 1.1 + 1e-9
 
 
 class TestBatchSize:

@@ -19,6 +19,7 @@ from pillarbox.relay import Fixed, OnDead, Stream
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.crash import Calm, CrashRule
 from pillarbox.relay.destination import Destination
+from pillarbox.relay.ordered import turn as turns
 from pillarbox.relay.ordered.ownership import Shard
 from pillarbox.relay.ordered.turn import Stopping, TurnRunner
 from pillarbox.relay.pace import BatchSize
@@ -47,8 +48,12 @@ class Shards:
 
     async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
         self.calls.append(f"read {[grant.shard for grant in grants]} {limit}")
-        parts = [(grant, self.events.get(grant.shard, ())[:limit]) for grant in grants]
-        return [Part(grant.shard, grant.token, events, b"ticket %d" % grant.shard) for grant, events in parts if events]
+        parts = []
+        for grant in grants:
+            if events := self.events.get(grant.shard, ())[:limit]:
+                parts.append(Part(grant.shard, grant.token, events, b"ticket %d" % grant.shard))
+                limit -= len(events)
+        return parts
 
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
         return None
@@ -105,7 +110,9 @@ class Turn:
         self._turns = TurnRunner(job, self.destination, Calm(0.0))
 
     async def __call__(self, *shards: Shard) -> list[int]:
-        return [shard.grant.shard for shard in await self._turns.run(shards)]
+        turn = turns.Turn(shards)
+        await self._turns.run(turn)
+        return [shard.grant.shard for shard in turn.more]
 
 
 async def test_a_turn_on_several_shards_reads_publishes_and_settles_once() -> None:
@@ -146,16 +153,21 @@ async def test_the_outcomes_of_a_call_belong_to_their_shards() -> None:
 
 
 async def test_only_the_shard_that_is_missing_from_the_answer_is_lost() -> None:
-    turn = Turn(shard_1=[make_event() for _ in range(10)], shard_2=[make_event() for _ in range(10)])
+    turn = Turn(shard_1=[make_event() for _ in range(5)], shard_2=[make_event() for _ in range(5)])
     turn.store.lost = {1}
     one, two = shard(1), shard(2)
     assert await turn(one, two) == [2], "it has more to do, perhaps"
     assert (one.lost, two.lost) == (True, False)
 
 
-async def test_a_shard_that_filled_its_limit_has_more_to_do() -> None:
+async def test_after_a_turn_that_filled_its_limit_each_shard_has_a_turn_of_its_own() -> None:
     turn = Turn(shard_1=[make_event() for _ in range(10)], shard_2=[make_event()])
-    assert await turn(shard(1), shard(2)) == [1]
+    one, two = shard(1), shard(2)
+    assert await turn(one, two) == [1, 2], "the second was not read"
+    assert not one.quiet
+    assert not two.quiet
+    assert await turn(two) == []
+    assert two.quiet
 
 
 async def test_a_shard_past_its_time_publishes_nothing_and_the_others_do() -> None:

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from pillarbox.batch import Batch
 from pillarbox.errors import ConfigError, Outage
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, outage
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.publishers._json_lines import json_line
 from pillarbox.threads import Thread
 
@@ -81,6 +81,10 @@ class _LinePublisher(Publisher):
                 raise ConfigError(f"{self.description}: {error.strerror}; correct the path or its rights") from error
             raise Outage(self._sentence(error)) from error
         self._closed = asyncio.get_running_loop().create_future()
+
+    @property
+    def features(self) -> PublisherFeatures:
+        return PublisherFeatures(joint=True)
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         if self._closed is None or self._thread is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -24,7 +25,8 @@ _WAITING = (Status.PENDING, Status.SCHEDULED, Status.PROCESSING, Status.FAILED, 
 class Worker(Protocol):
     """The work on one stream. The loop calls it; it calls nobody back."""
 
-    changed: asyncio.Event  # set when something has ended, so that the loop polls at once
+    changed: asyncio.Event  # set when something has ended: the pace may be another one
+    pace: Pace  # when to poll and when to look
 
     @property
     def busy(self) -> bool:
@@ -44,7 +46,14 @@ class Worker(Protocol):
         """Start the work that the poll found. False: there was none."""
         ...
 
-    def seconds_to_next_poll(self, pace: Pace) -> float: ...
+    def look(self) -> bool:
+        """Start work on new events without a poll. False: it takes a poll."""
+        ...
+
+    @property
+    def pause_seconds(self) -> float:
+        """For so long a poll makes no sense, unless something ends."""
+        ...
 
     async def renew(self) -> None:
         """Extend all leases."""
@@ -67,7 +76,7 @@ class Loop:
         self._store = job.store
         self._stream = job.stream
         self._worker = worker
-        self._pace = Pace(job.stream.poll_seconds, job.stream.poll_limit_seconds)
+        self._pace = worker.pace
         self._patience = Patience(job.stream.name, job.store.description, logger=job.logger)
         self._on_join = on_join
         self._log = job.logger or log
@@ -78,8 +87,8 @@ class Loop:
         self._joined = self._dozing = False
 
     def wake(self) -> None:
-        """Poll at once: events may have arrived."""
-        self._pace.worked()
+        """Look at once: events may have arrived."""
+        self._pace.wake(time.monotonic())
         self._worker.changed.set()
 
     def stop(self, deadline: Deadline | None = None) -> None:
@@ -136,7 +145,8 @@ class Loop:
         before = self._polls
         while self._quiet_poll <= before and not self._stopped:
             self._idle.clear()
-            self.wake()
+            self._pace.hurry()
+            self._worker.changed.set()
             await self._idle.wait()
         return self._quiet_poll > before
 
@@ -180,29 +190,53 @@ class Loop:
             await self._join()
             self._joined = True
             self._on_join()
-        if worker.changed.is_set():
-            self._pace.worked()
-            worker.changed.clear()
+        worker.changed.clear()
+        now, pace = time.monotonic(), self._pace
+        is_due = now >= pace.poll_at
+        if pace.woken or (now >= pace.look_at and not is_due):
+            is_due |= not worker.look()
+        if is_due:
+            await self._poll()
+        await self._doze_or_wake()
+        await self._wait(pace.next_at - time.monotonic())
+
+    async def _poll(self) -> None:
+        worker, stream = self._worker, self._stream.name
         self._polls += 1
         was_busy = worker.busy
-        work = await worker.poll()
+        self._pace.begin_poll()
+        begun = time.monotonic()
+        try:
+            work = await worker.poll()
+        except BaseException:
+            self._pace.hurry()
+            raise
+        seconds = time.monotonic() - begun
         found = False
-        if work.scheduled and not work.paused:
-            found = await self._store.reenter_due(stream, _REENTER_LIMIT) > 0
+        if work.scheduled and not work.paused and await self._store.reenter_due(stream, _REENTER_LIMIT):
+            found = True
+            self._pace.hurry()
         found |= await worker.start(work)
-        if found:
-            self._pace.worked()
+        ready, pause = bool(work.ready), worker.pause_seconds
+        self._pace.polled(time.monotonic(), seconds, found=found, ready=ready, pause=pause)
         if found or worker.busy:
             self._idle.clear()
-            await self._set_dozing(False)
-        elif self._pace.drowsy and not (worker.changed.is_set() or self._dozing) and self._store.features.wake_up:
-            await self._set_dozing(True)
-            return  # one more poll: an event may have come just before the database knew that we sleep
         # The poll leaves out busy shards. If one became free during the poll, its later events were not seen.
         elif not was_busy:
             self._quiet_poll = self._polls
             self._idle.set()
-        await self._wait(worker.seconds_to_next_poll(self._pace))
+
+    async def _doze_or_wake(self) -> None:
+        """Ask the store to wake this worker while events are rare."""
+        pace, now = self._pace, time.monotonic()
+        if not self._store.features.wake_up:
+            return
+        if self._dozing and pace.must_wake(now):
+            await self._set_dozing(False)
+        elif not self._dozing and not self._worker.busy and pace.may_doze(now):
+            await self._set_dozing(True)
+            # Once more: an event may have come just before the database knew that we sleep.
+            pace.hurry()
 
     async def _wait(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -210,8 +244,9 @@ class Loop:
 
     async def _set_dozing(self, asleep: bool) -> None:
         if self._dozing != asleep:
+            self._pace.told = False
             await self._store.doze(self._stream.name, self._job.worker, asleep)
-            self._dozing = asleep
+            self._dozing = self._pace.told = asleep
 
     async def _join(self) -> None:
         await self._store.join(self._stream.name, self._job.worker, self._stream.lease_seconds)

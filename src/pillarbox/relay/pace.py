@@ -1,45 +1,125 @@
-"""The pace of a worker: the wait before the next poll, the size of a batch, the wait for a database. Pure."""
+"""The pace of a worker: when it asks again, the size of a batch, the wait for a database. Pure."""
 
 import logging
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Final
 
 log = logging.getLogger(__name__)
 
-# Right after work the next poll comes soon. The wait grows while nothing comes, so that an event waits about half as
-# long as the pause before it.
+# A worker that asks in vain spends at most this share of the time on it: a twentieth. An answer with events is worth
+# more: they may be the first of several.
+_IN_VAIN: Final = 20
+_WITH_EVENTS: Final = 5
+# A poll asks for more than a look, and what it alone finds is less urgent.
+_POLL_SHARE: Final = 100
 _SOONEST_SECONDS: Final = 0.001
 _GROWTH: Final = 1.5
-DOZE_AFTER_SECONDS: Final = 1.0
+# A stream without events for so long is at rest.
+REST_AFTER_SECONDS: Final = 1.0
+# Events a second. A wake-up costs the database and its writers something for each event, so many events are polled for.
+DOZE_BELOW: Final = 250
+WAKE_ABOVE: Final = 500
+# So many polls in a row that find events of which nobody told: wake-ups do not arrive, so the worker asks by itself.
+_DOUBTFUL: Final = 3
+
+
+@dataclass(slots=True)
+class Rate:
+    """How often something happens in a second, of late."""
+
+    _count: float = 0.0
+    _at: float = 0.0
+
+    def add(self, now: float, count: int) -> None:
+        self._count, self._at = self.now(now) + count, now
+
+    def now(self, now: float) -> float:
+        return self._count * math.exp(self._at - now)
 
 
 @dataclass(slots=True)
 class Pace:
-    """The wait between two polls of one stream."""
+    """When the worker of one stream asks its store again. A poll asks for everything; a look asks for new events only.
 
-    idle_seconds: float
+    told: the store wakes this worker, which need not look by itself.
+    woken: the store has told of events, and nobody has looked since.
+    """
+
+    poll_seconds: float
     limit_seconds: float
-    waited: float = 0.0  # since the last work
-    _next: float = _SOONEST_SECONDS
+    told: bool = False
+    woken: bool = False
+    poll_at: float = 0.0
+    look_at: float = math.inf
+    _worked_at: float = -math.inf
+    _interval: float = 0.0
+    _untold: int = 0
+    _events: Rate = field(default_factory=Rate)
+    _wakes: Rate = field(default_factory=Rate)
 
-    def worked(self) -> None:
-        self.waited = 0.0
-        self._next = _SOONEST_SECONDS
+    # An ask begins before its question is sent, and what happens after that leads to the next one.
+    def begin_poll(self) -> None:
+        self.poll_at = math.inf
+        self.begin_look()
 
-    def wait(self) -> float:
-        """Seconds until the next poll."""
-        seconds = self._next
-        limit = self.idle_seconds if self.waited < DOZE_AFTER_SECONDS else self.limit_seconds
-        self._next = min(self._next * _GROWTH, limit)
-        self.waited += seconds
-        # Workers that started together must not poll together.
-        return seconds * random.uniform(0.9, 1.1)
+    def begin_look(self) -> None:
+        self.look_at, self.woken = math.inf, False
+
+    def polled(self, now: float, seconds: float, *, found: bool, ready: bool, pause: float = 0.0) -> None:
+        """Note a poll that took so many seconds. found: there is work; ready: there are new events. pause: for so long
+        another poll makes no sense."""
+        if found:
+            self._worked_at = now
+        self._untold += ready and self.told
+        rare = min(self.limit_seconds, max(self.poll_seconds, _POLL_SHARE * seconds))
+        self._interval = rare if self._is_active(now) else min(self.limit_seconds, _GROWTH * max(rare, self._interval))
+        self.poll_at = min(self.poll_at, now + max(pause, _drifting(self._interval)))
+        self._look_again(now, seconds, found=found, pause=pause)
+
+    def looked(self, now: float, seconds: float, events: int) -> None:
+        """Note a look that took so many seconds and found so many events."""
+        if events:
+            self._worked_at = now
+            self._events.add(now, events)
+        self._look_again(now, seconds, found=events > 0)
+
+    def _look_again(self, now: float, seconds: float, *, found: bool, pause: float = 0.0) -> None:
+        is_told = self.told and self._untold < _DOUBTFUL
+        if self._is_active(now) and not is_told:
+            wait = max(_SOONEST_SECONDS, seconds * (_WITH_EVENTS if found else _IN_VAIN))
+            self.look_at = min(self.look_at, now + max(pause, _drifting(min(wait, self.poll_seconds))))
+
+    def _is_active(self, now: float) -> bool:
+        return now - self._worked_at < REST_AFTER_SECONDS
+
+    def wake(self, now: float) -> None:
+        """Look at once: the store tells of new events."""
+        self._untold = 0
+        self._wakes.add(now, 1)
+        self.look_at, self.woken = now, True
+
+    def hurry(self) -> None:
+        """Poll at once."""
+        self.poll_at = 0.0
 
     @property
-    def drowsy(self) -> bool:
-        """Whether it is time to ask for a wake-up."""
-        return self.waited >= DOZE_AFTER_SECONDS
+    def next_at(self) -> float:
+        return min(self.poll_at, self.look_at)
+
+    def may_doze(self, now: float) -> bool:
+        """Whether events are so rare that a wake-up for each is cheaper than asking."""
+        return max(self._events.now(now), self._wakes.now(now)) < DOZE_BELOW
+
+    def must_wake(self, now: float) -> bool:
+        """Whether events are so frequent that wake-ups cost too much."""
+        return max(self._events.now(now), self._wakes.now(now)) > WAKE_ABOVE
+
+
+def _drifting(seconds: float) -> float:
+    """About so long: workers that started together must not ask together."""
+    return seconds * random.uniform(0.9, 1.1)
 
 
 @dataclass(slots=True)

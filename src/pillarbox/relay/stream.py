@@ -35,7 +35,7 @@ class Stream:
     max_attempts: attempts before an event is dead; an event can have a limit of its own.
     on_dead: what happens to the key of an event that died.
     lease: how long a worker that died keeps its shards or events.
-    poll, poll_limit: the wait between two polls of an idle stream grows from the first to the second.
+    poll, poll_limit: the longest wait between two questions to the database while events come, and at rest.
     stuck: queue streams: a worker that holds an event for longer loses it, even if it renews its lease.
 
     Durations are texts such as ``"15s"``, or numbers of seconds.

@@ -150,7 +150,7 @@ class KafkaPublisher(Publisher):
     def features(self) -> PublisherFeatures:
         # Also without one record per key: brokers refuse records after a gap in the sequence numbers, and the
         # gapless guarantee ends the producer there.
-        return PublisherFeatures(calls=self._producers, first_batch=_FIRST_BATCH, strict_keys=True)
+        return PublisherFeatures(calls=self._producers, first_batch=_FIRST_BATCH, joint=True)
 
     @property
     def description(self) -> str:

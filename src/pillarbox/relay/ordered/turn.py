@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pillarbox.batch import Batch, Part
 from pillarbox.errors import LeaseLost, StoreDown, StoreError
@@ -44,6 +44,16 @@ class _ShardTurn:
         return bool(self.outcomes) and all(outcome == UNTRIED for outcome in self.outcomes)
 
 
+@dataclass(slots=True)
+class Turn:
+    """A turn: its shards, and what it has found so far."""
+
+    shards: Sequence[Shard]
+    events: int = 0
+    read_seconds: float = 0.0
+    more: Sequence[Shard] = field(default_factory=list)  # shards that may have more to do
+
+
 class TurnRunner:
     """Runs turns of one ordered stream."""
 
@@ -59,29 +69,30 @@ class TurnRunner:
         self._calls = asyncio.Semaphore(destination.features.calls)
         self._large_calls = asyncio.Semaphore(max(1, destination.features.calls // 2))
 
-    async def run(self, shards: Sequence[Shard]) -> Sequence[Shard]:
-        """Run one turn on these shards. Returns those that may have more to do, and marks those that are lost."""
+    async def run(self, turn: Turn) -> None:
+        """Run one turn. Marks the shards that are lost, and those that are full."""
+        shards = turn.shards
         begun = time.monotonic()
         limit = 1 if self._destination.breaker.probing else min(shard.limit for shard in shards)
-        more = set()
-        for shard in shards:
-            if await self._check_due(shard, limit):
-                more.add(shard)
+        more = {shard for shard in shards if shard.may_be_due(begun) and await self._check_due(shard, limit)}
+        reading = time.monotonic()
         turns = await self._read([shard for shard in shards if not shard.lost], limit)
-        await self._publish(turns)
-        await self._settle([(turn.shard, self._plan(turn)) for turn in turns])
-        await self._clear_suspects(turns)
-        await self._forget_suspects([shard for shard in shards if not any(turn.untried for turn in turns)])
-        seconds = time.monotonic() - begun
-        for turn in turns:
-            if turn.untried:
-                more.discard(turn.shard)  # the worker stops, or its lease is in doubt: wait for the next poll
-                continue
-            events = len(turn.part.events) + len(turn.held)
-            turn.shard.batch.turned(events, seconds)
-            if events >= limit or turn.part.unreadable or self._was_cut(turn):
-                more.add(turn.shard)
-        return [shard for shard in shards if shard in more and not shard.lost]
+        turn.read_seconds = time.monotonic() - reading
+        turn.events = sum(len(each.part.events) + len(each.held) for each in turns)
+        if turns:
+            await self._publish(turns)
+            await self._settle([(each.shard, self._plan(each)) for each in turns])
+            await self._clear_suspects(turns)
+        untried = {each.shard for each in turns if each.untried}
+        if not untried:
+            await self._forget_suspects(shards)
+            shards[0].batch.turned(turn.events, time.monotonic() - begun)
+        is_full = turn.events >= limit or self._was_cut(turns)
+        for shard in shards:
+            shard.full = is_full
+        more.update(each.shard for each in turns if each.part.unreadable)
+        # Untried: the worker stops, or its lease is in doubt. Wait for the next poll.
+        turn.more = [s for s in shards if (is_full or s in more) and not (s.lost or s in untried)]
 
     async def _read(self, shards: Sequence[Shard], limit: int) -> Sequence[_ShardTurn]:
         if not shards:
@@ -104,13 +115,13 @@ class TurnRunner:
         settlement = plan_turn(turn.shard.grant, turn.part.events, turn.outcomes, turn.held, rules)
         return replace(settlement, ticket=turn.part.ticket) if turn.part.ticket else settlement
 
-    def _was_cut(self, turn: _ShardTurn) -> bool:
+    def _was_cut(self, turns: Sequence[_ShardTurn]) -> bool:
         """Whether the limit in bytes may have ended the read."""
-        size = sum(len(event.payload) for events in (turn.part.events, turn.held) for event in events)
+        size = sum(len(event.payload) for turn in turns for events in (turn.part.events, turn.held) for event in events)
         return size * 2 > self._max_bytes
 
     async def _check_due(self, shard: Shard, limit: int) -> bool:
-        """Work on a held key that is due, if it is time to ask for one. True: there may be more of it."""
+        """Work on a held key that is due, if there is one. True: there may be more of it."""
         now = time.monotonic()
         if not shard.asked:
             shard.held_keys, shard.asked = set(await self._store.held_keys(shard.grant)), True

@@ -30,6 +30,7 @@ class QueueWorker:
 
     def __init__(self, job: Assignment, destination: Destination) -> None:
         self.changed = asyncio.Event()
+        self.pace = Pace(job.stream.poll_seconds, job.stream.poll_limit_seconds)
         self._job = job
         self._store: Queue = job.store
         self._stream = job.stream
@@ -64,8 +65,12 @@ class QueueWorker:
             if not self._running:
                 self._destination.breaker.inconclusive()
 
-    def seconds_to_next_poll(self, pace: Pace) -> float:
-        return max(pace.wait(), self._destination.breaker.pause_seconds(time.monotonic()))
+    def look(self) -> bool:
+        return False  # a claim takes what it finds, so only a poll looks
+
+    @property
+    def pause_seconds(self) -> float:
+        return self._destination.breaker.pause_seconds(time.monotonic())
 
     async def renew(self) -> None:
         claims = [*self._running.values(), *(claim for claim, _ in self._done)]
@@ -81,7 +86,7 @@ class QueueWorker:
                 self._lost.add(task)
                 task.add_done_callback(self._lost.discard)
                 task.cancel()
-                self.changed.set()
+                self._poll_now()
 
     def stop(self) -> None:
         self._stopped = True
@@ -121,7 +126,7 @@ class QueueWorker:
         for claim in claims:
             if claim.unreadable:
                 self._done.append((claim, rejected(claim.unreadable)))
-                self.changed.set()
+                self._poll_now()
                 continue
             if shard is None:
                 self._suspect = claim.event.id
@@ -140,6 +145,11 @@ class QueueWorker:
         if not task.cancelled():
             self._done.append((claim, task.result()[0]))
         self._destination.breaker.inconclusive()
+        self._poll_now()
+
+    def _poll_now(self) -> None:
+        """Something has ended: it is settled, and others may begin."""
+        self.pace.hurry()
         self.changed.set()
 
     async def _settle(self) -> None:
