@@ -124,11 +124,14 @@ class Loop:
     async def _left(self) -> tuple[bool, bool]:
         """Whether events are ready that anybody can take, and whether other workers have some."""
         name = self._stream.name
+        is_queue = self._stream.mode is Mode.QUEUE
+        # Before and after the poll: an event can be rescued or claimed between two questions.
+        before = await self._store.count(name) if is_queue else {}
         work = await self._store.poll(name, self._job.worker, None)
         free = work.scheduled or work.suspects
-        if self._stream.mode is Mode.QUEUE:
+        if is_queue:
             free |= bool(work.ready)
-            with_others = Status.PROCESSING in await self._store.count(name)
+            with_others = Status.PROCESSING in {*before, *await self._store.count(name)}
         else:
             with_others = bool(work.ready or work.due)
         if work.paused and (free or with_others):
@@ -201,16 +204,19 @@ class Loop:
         await self._wait(pace.next_at - time.monotonic())
 
     async def _poll(self) -> None:
-        worker, stream = self._worker, self._stream.name
         self._polls += 1
-        was_busy = worker.busy
         self._pace.begin_poll()
-        begun = time.monotonic()
         try:
-            work = await worker.poll()
+            await self._poll_and_start()
         except BaseException:
             self._pace.hurry()
             raise
+
+    async def _poll_and_start(self) -> None:
+        worker, stream = self._worker, self._stream.name
+        was_busy = worker.busy
+        begun = time.monotonic()
+        work = await worker.poll()
         seconds = time.monotonic() - begun
         found = False
         if work.scheduled and not work.paused and await self._store.reenter_due(stream, _REENTER_LIMIT):
