@@ -150,6 +150,32 @@ def read_without_the_token(store: Any, publisher: Any) -> None:
     settle_without_the_token(store, publisher)
 
 
+def joint_settle_that_ignores_a_lost_lease(store: Any, publisher: Any) -> None:
+    """Of several shards that are settled together, only the first one's lease is checked."""
+    settle = store.settle
+
+    async def careless(settlements: Sequence[Settlement]) -> Held:
+        held = dict(await settle(settlements[:1]))
+        for settlement in settlements[1:]:
+            held |= await _settle_as_the_owner(store, settle, settlement)
+        return held
+
+    store.settle = careless
+
+
+def joint_read_past_its_fence(store: Any, publisher: Any) -> None:
+    """Of several shards that are read together, only the first one's lease is checked."""
+    read = store.read
+
+    async def careless(grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
+        current = [*grants[:1], *[await _current(store, grant) for grant in grants[1:]]]
+        tokens = {grant.shard: grant.token for grant in grants}
+        return [part._replace(token=tokens[part.shard or 0]) for part in await read(current, limit, max_bytes)]
+
+    store.read = careless
+    joint_settle_that_ignores_a_lost_lease(store, publisher)
+
+
 def _change_reads(store: Any, change: Callable[[Part], Sequence[Event]]) -> None:
     """Have each read return other events than the store found."""
     read = store.read
@@ -364,6 +390,8 @@ _OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {
         settle_without_the_token,
         settle_that_crosses_a_take_over,
         read_without_the_token,
+        joint_settle_that_ignores_a_lost_lease,
+        joint_read_past_its_fence,
         order_by_id,
         only_after_the_last_seen,
         prune_that_ignores_the_state,

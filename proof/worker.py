@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ class Door(Publisher):
 
     @property
     def features(self) -> PublisherFeatures:
-        return self._handlers.features
+        # These handlers are all quick, so that shards can share turns.
+        return replace(self._handlers.features, joint=True)
 
     @property
     def description(self) -> str:

@@ -121,6 +121,25 @@ async def test_a_wake_up_in_the_middle_of_a_turn_is_not_lost(
     assert by_key(to.deliveries) == {"k": [1, 2]}
 
 
+@pytest.mark.usefixtures("told_only")
+async def test_an_event_that_comes_just_before_the_relay_sleeps_is_found(
+    pg: SqlOutbox, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer saw nobody asleep and tells nobody, and the last look was before it."""
+    to = MemoryPublisher(features=PublisherFeatures(joint=True))
+    own = pg()
+    doze = own.doze
+
+    async def too_late(stream: str, worker: str, asleep: bool) -> None:
+        if asleep:
+            await store.add(numbered("k", 1))
+        await doze(stream, worker, asleep)
+
+    monkeypatch.setattr(own, "doze", too_late)
+    async with relay(own, stream(to)):
+        await to.wait_for(1)
+
+
 async def test_a_relay_with_many_events_asks_by_itself_and_sleeps_again_after_them(
     pg: SqlOutbox, store: SqlStore
 ) -> None:
