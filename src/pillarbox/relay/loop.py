@@ -245,8 +245,13 @@ class Loop:
             pace.hurry()
 
     async def _wait(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._worker.changed.wait(), seconds)
+        # asyncio.wait_for makes a task each time, which costs more than all else between two questions.
+        changed = self._worker.changed
+        timer = asyncio.get_running_loop().call_later(max(0.0, seconds), changed.set)
+        try:
+            await changed.wait()
+        finally:
+            timer.cancel()
 
     async def _set_dozing(self, asleep: bool) -> None:
         if self._dozing != asleep:
