@@ -67,6 +67,9 @@ class Interleavings(StoreSetup):
         """How many statements of this outbox wait for a lock."""
         raise NotImplementedError
 
+    def without_second_tries(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let every conflict of two transactions be an error, also where the store would try again."""
+
     async def blocked(self, store: SqlStore, what: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Started, and as far as it comes before it waits for another transaction."""
         before = await self._waiting(store)
@@ -177,6 +180,36 @@ class Interleavings(StoreSetup):
             settling = await self.blocked(bob, ann.settle(settlements))
         assert set(await settling) == {0, 2}
         assert await self.count(ann) == {Status.PENDING: 1} | ({Status.PUBLISHED: 2} if keep else {})
+
+    @pytest.mark.asyncio
+    async def test_joint_settles_renewals_and_take_overs_do_not_deadlock(
+        self, ann: SqlStore, bob: SqlStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.without_second_tries(monkeypatch)
+        await self.join(ann, STREAM, "ann", LEASE)
+        settled = 0
+
+        async def serve(store: SqlStore, worker: str, keep: bool) -> None:
+            nonlocal settled
+            for _ in range(15):
+                await store.add([self.event(shard=shard) for shard in range(SHARDS)])
+                # The leases run out at once: all that follows happens while others take these shards.
+                grants = await store.take(STREAM, worker, SHARDS, PAST)
+                found = {part.shard: part.events for part in await store.read(grants, 100, MAX_BYTES)}
+                turn = [
+                    Settlement(grant, published=found[grant.shard], keep_published=keep)
+                    for grant in grants
+                    if grant.shard in found
+                ]
+                done = await asyncio.gather(
+                    store.settle(turn), store.settle(turn[::-1]), store.renew(grants, PAST), store.give(grants[:1])
+                )
+                settled += len(done[0])
+
+        await asyncio.gather(
+            *(serve(store, f"{name}{n}", n == 1) for store, name in ((ann, "ann"), (bob, "bob")) for n in range(3))
+        )
+        assert settled
 
     @pytest.mark.asyncio
     async def test_a_renewal_that_comes_after_a_take_over_is_refused(self, ann: SqlStore, bob: SqlStore) -> None:

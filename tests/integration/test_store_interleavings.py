@@ -28,7 +28,7 @@ from pillarbox.conformance.store_setup import (
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Status
 from pillarbox.store import Failure, Grant, Settlement, Store
-from pillarbox.stores.mysql import MysqlStore
+from pillarbox.stores.mysql import MysqlStore, database
 from pillarbox.stores.mysql.database import MysqlDatabase
 from pillarbox.stores.postgres import PostgresStore, parts
 from pillarbox.stores.sql import SqlStore
@@ -216,6 +216,9 @@ class TestPostgresInterleavings(Interleavings):
 
 
 class MysqlInterleavings(Interleavings):
+    def without_second_tries(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(database, "_ATTEMPTS", 1)
+
     @asynccontextmanager
     async def holding_audit(self, store: SqlStore) -> AsyncIterator[Any]:
         assert isinstance(store.database, MysqlDatabase)
