@@ -40,6 +40,8 @@ Held = Mapping[int, Collection[str]]
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 FENCE = r" AND token = :token AND owner = :worker"
+JOINT_FENCE = r" AND (l\.)?token IN \(SELECT value FROM json_each\(:tokens\)\) AND (l\.)?owner = :worker"
+PAUSED = r" AND NOT EXISTS \(SELECT 1 FROM \{stream\} WHERE name = :stream AND paused\)"
 OWNED = r"AND EXISTS \( ?SELECT 1 FROM \{lease\} WHERE [^)]*\)"
 
 
@@ -290,6 +292,11 @@ class ReadsOneShard(Broken):
         return await self.store.read(grants[:1], limit, max_bytes)
 
 
+class LimitsEachShard(Broken):
+    async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
+        return [part for grant in grants for part in await self.store.read([grant], limit, max_bytes)]
+
+
 class ReadsSomething(Broken):
     async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
         return await self.store.read(grants, limit, max_bytes) or [Part(0, 0, ())]
@@ -432,6 +439,12 @@ class SettlesAllOrNothing(Broken):
     async def settle(self, settlements: Sequence[Settlement]) -> Held:
         renewed = await self.store.renew([each.grant for each in settlements], 60.0)
         return await self.store.settle(settlements) if len(renewed) == len(settlements) else {}
+
+
+class SettlesTheFirst(Broken):
+    async def settle(self, settlements: Sequence[Settlement]) -> Held:
+        held = await self.store.settle(settlements[:1])
+        return {each.grant.shard: held[settlements[0].grant.shard] for each in settlements}
 
 
 class SettlesSomething(Broken):
@@ -970,7 +983,14 @@ MUTANTS: Mapping[str, Mutant] = {
         revive=["SELECT id, seq", "SELECT id, seq + 1000"],
     ),
     "reads one shard": Mutant(["test_a_read_of_several_shards_keeps_them_apart"], ReadsOneShard),
-    "reads a lost shard": bug("test_a_read_leaves_out_a_shard_that_is_lost", read=[OWNED, ""]),
+    "limits each shard": Mutant(["test_the_limits_of_a_read_are_for_all_its_shards"], LimitsEachShard),
+    "reads a lost shard": bug("test_a_read_leaves_out_a_shard_that_is_lost", read_joint=[JOINT_FENCE, ""]),
+    "reads one shard of a paused stream": bug("test_nothing_is_read_while_the_stream_is_paused", read=[PAUSED, ""]),
+    "reads a paused stream": bug("test_nothing_is_read_while_the_stream_is_paused", read_joint=[PAUSED, ""]),
+    "settles the first shard": Mutant(["test_several_shards_are_settled_together"], SettlesTheFirst),
+    "settles one lost shard among several": bug(
+        "test_a_settle_of_several_shards_leaves_out_what_is_lost", fence_joint=[JOINT_FENCE, ""]
+    ),
     "names lost shards": Mutant(["test_a_settle_of_several_shards_leaves_out_what_is_lost"], NamesLostShards),
     "settles all or nothing": Mutant(["test_a_settle_of_several_shards_leaves_out_what_is_lost"], SettlesAllOrNothing),
     "answers for no shard": Mutant(["test_a_call_for_no_shard_does_nothing"], ReadsSomething),

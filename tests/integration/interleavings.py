@@ -11,7 +11,19 @@ import pytest
 import pytest_asyncio
 
 from pillarbox.conformance.probes import probe_of
-from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, SHARDS, STREAM, StoreSetup, ids, refs, settle
+from pillarbox.conformance.store_setup import (
+    JOBS,
+    LEASE,
+    LONG,
+    MAX_BYTES,
+    PAST,
+    SHARDS,
+    STREAM,
+    StoreSetup,
+    ids,
+    refs,
+    settle,
+)
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
 from pillarbox.store import ClaimResults, Failure, Grant, Hold, HoldMode, Rescued, Settlement
@@ -54,6 +66,9 @@ class Interleavings(StoreSetup):
     async def _waiting(self, store: SqlStore) -> int:
         """How many statements of this outbox wait for a lock."""
         raise NotImplementedError
+
+    def without_second_tries(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let every conflict of two transactions be an error, also where the store would try again."""
 
     async def blocked(self, store: SqlStore, what: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Started, and as far as it comes before it waits for another transaction."""
@@ -125,6 +140,76 @@ class Interleavings(StoreSetup):
             with pytest.raises(LeaseLost):
                 await task
         assert await self.count(ann) == {Status.PENDING: 2}
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("keep", [True, False])
+    async def test_a_take_over_passes_over_what_is_being_settled_together(
+        self, ann: SqlStore, bob: SqlStore, keep: bool
+    ) -> None:
+        grants = (await self.own_all(ann))[:3]
+        await ann.add([self.event(shard=shard) for shard in range(3)])
+        parts = await ann.read(grants, 10, MAX_BYTES)
+        await ann.renew(grants, PAST)
+        await self.join(bob, STREAM, "bob", LEASE)
+        settlements = [
+            Settlement(grant, published=part.events, keep_published=keep)
+            for grant, part in zip(grants[:2], parts, strict=False)
+        ]
+        async with self.holding_event(bob, parts[1].events[0]):
+            settling = await self.blocked(bob, ann.settle(settlements))
+            assert [taken.shard for taken in await bob.take(STREAM, "bob", SHARDS, LEASE)] == [2]
+        assert set(await settling) == {0, 1}
+        assert {taken.shard for taken in await bob.take(STREAM, "bob", SHARDS, LEASE)} == {0, 1}
+        assert await self.count(ann) == {Status.PENDING: 1} | ({Status.PUBLISHED: 2} if keep else {})
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("keep", [True, False])
+    async def test_a_joint_settle_that_comes_after_a_take_over_is_refused_there(
+        self, ann: SqlStore, bob: SqlStore, keep: bool
+    ) -> None:
+        grants = (await self.own_all(ann))[:3]
+        await ann.add([self.event(shard=shard) for shard in range(3)])
+        parts = await ann.read(grants, 10, MAX_BYTES)
+        await ann.renew(grants[1:2], PAST)
+        settlements = [
+            Settlement(grant, published=part.events, keep_published=keep)
+            for grant, part in zip(grants, parts, strict=True)
+        ]
+        async with bob.transaction() as tx:
+            await self._begin_take(tx, bob, grants[1], "bob")
+            settling = await self.blocked(bob, ann.settle(settlements))
+        assert set(await settling) == {0, 2}
+        assert await self.count(ann) == {Status.PENDING: 1} | ({Status.PUBLISHED: 2} if keep else {})
+
+    @pytest.mark.asyncio
+    async def test_joint_settles_renewals_and_take_overs_do_not_deadlock(
+        self, ann: SqlStore, bob: SqlStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.without_second_tries(monkeypatch)
+        await self.join(ann, STREAM, "ann", LEASE)
+        settled = 0
+
+        async def serve(store: SqlStore, worker: str, keep: bool) -> None:
+            nonlocal settled
+            for _ in range(15):
+                await store.add([self.event(shard=shard) for shard in range(SHARDS)])
+                # The leases run out at once: all that follows happens while others take these shards.
+                grants = await store.take(STREAM, worker, SHARDS, PAST)
+                found = {part.shard: part.events for part in await store.read(grants, 100, MAX_BYTES)}
+                turn = [
+                    Settlement(grant, published=found[grant.shard], keep_published=keep)
+                    for grant in grants
+                    if grant.shard in found
+                ]
+                done = await asyncio.gather(
+                    store.settle(turn), store.settle(turn[::-1]), store.renew(grants, PAST), store.give(grants[:1])
+                )
+                settled += len(done[0])
+
+        await asyncio.gather(
+            *(serve(store, f"{name}{n}", n == 1) for store, name in ((ann, "ann"), (bob, "bob")) for n in range(3))
+        )
+        assert settled
 
     @pytest.mark.asyncio
     async def test_a_renewal_that_comes_after_a_take_over_is_refused(self, ann: SqlStore, bob: SqlStore) -> None:

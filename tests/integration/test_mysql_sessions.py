@@ -21,7 +21,7 @@ from pillarbox.stores.mysql import MysqlStore
 from pillarbox.stores.mysql.database import MysqlDatabase
 from pillarbox.stores.mysql.url import connect_settings
 from pillarbox.stores.sql import SqlStore
-from pillarbox.stores.sql.turns import fence
+from pillarbox.stores.sql.turns import fence, joint_fence
 from pillarbox.urls import store_from_url
 from servers import MariaDB, MySQL
 from servers.fixtures import OwnServer
@@ -60,8 +60,8 @@ ODD = {
 
 
 @pytest_asyncio.fixture
-async def grant(store: SqlStore) -> Grant:
-    """Shard 0 of a table of which nine tenths are settled, without statistics."""
+async def grants(store: SqlStore) -> Sequence[Grant]:
+    """The shards of a table of which nine tenths are settled, without statistics."""
     await store.add([make_event(stream=STREAM, key=f"k{n % 40}", payload=b"p") for n in range(EVENTS)])
     await execute(
         store,
@@ -70,8 +70,12 @@ async def grant(store: SqlStore) -> Grant:
     )
     await store.announce(STREAM, Mode.ORDERED, "memory")
     await store.join(STREAM, "ann", 60)
-    grants = await store.take(STREAM, "ann", 4, 60)
-    return next(each for each in grants if each.shard == 0)
+    return sorted(await store.take(STREAM, "ann", 4, 60), key=lambda grant: grant.shard)
+
+
+@pytest.fixture
+def grant(grants: Sequence[Grant]) -> Grant:
+    return grants[0]
 
 
 async def touched(store: SqlStore, statement: SqlText, **values: Any) -> int:
@@ -103,6 +107,27 @@ async def test_a_read_walks_the_ready_index_from_its_head(my: SqlOutbox, store: 
     found = await plan(store, "read", **values)
     assert found[probe_of(store).tables["event"]] == probe_of(store).tables["ready_index"]
     assert await touched(store, store.statements["read"], **values) <= 3 * BATCH
+
+
+async def test_a_joint_read_ends_at_its_limit(my: SqlOutbox, store: SqlStore, grants: Sequence[Grant]) -> None:
+    statement, tables = store.statements["read_joint"], probe_of(store).tables
+    values = {**joint_fence(grants), "inline": 10**6}
+    for backlog in (0, 10_000):
+        await execute(
+            store,
+            """INSERT INTO {event} (id, stream, tenant, topic, type, key_hash, payload, content_type, status)
+            WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 100)
+            SELECT unhex(md5(a.n * 100 + b.n)), :stream, 't', '', 'x', 1, 'p', 'c', 'pending'
+            FROM number AS a, number AS b LIMIT :backlog""",
+            stream=STREAM,
+            backlog=backlog,
+        )
+        assert (await plan(store, "read_joint", **values, limit=BATCH))["e"] == tables["ready_index"]
+        for limit in (BATCH, 3 * BATCH):
+            assert len(await store.database.fetch(statement, **values, limit=limit)) == limit
+            assert await touched(store, statement, **values, limit=limit) <= 3 * limit
+    empty = {**values, "stream": "empty"}
+    assert await touched(store, statement, **empty, limit=BATCH) <= 2 * len(grants)
 
 
 async def test_a_poll_touches_a_few_rows_for_each_shard(my: SqlOutbox, store: SqlStore, grant: Grant) -> None:

@@ -1,4 +1,4 @@
-"""Leases and settles wait for the disk, although the database's default is not to wait."""
+"""Leases and settles wait for the disk, although the database's default is not to wait. Hints do not."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,6 +16,7 @@ from pillarbox.event import Mode
 from pillarbox.store import ClaimResults, Failure, Settlement
 from pillarbox.stores.postgres import PostgresStore
 from servers import Postgres
+from tests.integration.relays import key_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -95,15 +96,17 @@ async def test_leases_and_settles_wait_for_the_disk(database: str, stores: Store
         assert await witnessed(store) == [("outbox_lease", "on")]
         assert await store.renew(grants, 60.0)
         assert await witnessed(store) == [("outbox_lease", "on")]
-        await store.add([make_event(stream="orders") for _ in range(40)])
-        kept, deleted, failed = [part for part in await store.read(grants, 10, 1_000_000) if len(part.events) > 1][:3]
-        by_shard = {grant.shard: grant for grant in grants}
-        for settlement in (
-            Settlement(by_shard[kept.shard or 0], published=kept.events),
-            Settlement(by_shard[deleted.shard or 0], published=deleted.events, keep_published=False),
-            Settlement(by_shard[failed.shard or 0], dead=[Failure(failed.events[0], "refused", 1)]),
+        await store.add([make_event(stream="orders", key=key_of(shard, shards=16)) for shard in range(7)])
+        found = {part.shard: part.events for part in await store.read(grants, 100, 1_000_000)}
+        zero, one, two, *more = sorted(grants)
+        for turn in (
+            [Settlement(zero, published=found[0])],
+            [Settlement(one, published=found[1], keep_published=False)],
+            [Settlement(two, dead=[Failure(found[2][0], "refused", 1)])],
+            [Settlement(grant, published=found[grant.shard]) for grant in more[:2]],
+            [Settlement(grant, published=found[grant.shard], keep_published=False) for grant in more[2:4]],
         ):
-            assert await store.settle([settlement])
+            assert await store.settle(turn)
             assert await witnessed(store) == [("outbox_event", "on")]
         await store.announce("jobs", Mode.QUEUE, "memory")
         await store.add([make_event(stream="jobs", key="k")])
@@ -115,3 +118,20 @@ async def test_leases_and_settles_wait_for_the_disk(database: str, stores: Store
         assert await store.settle_claims([claim], ClaimResults(published=[claim.event])) == 0
         assert await witnessed(store) == [("outbox_event", "on")]
         await store.close()
+
+
+@pytest.mark.parametrize("default", ["on"])
+async def test_a_worker_that_falls_asleep_or_wakes_up_does_not_wait_for_the_disk(database: str) -> None:
+    store = PostgresStore(database)
+    await store.migrate()
+    await store.open()
+    for text in WITNESS:
+        await probe_of(store).run(text)
+    await probe_of(store).run(
+        "CREATE CONSTRAINT TRIGGER seen AFTER INSERT OR DELETE ON outbox_sleeper DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION witness()"
+    )
+    for asleep in (True, False):
+        await store.doze("orders", "ann", asleep)
+        assert await witnessed(store) == [("outbox_sleeper", "off")]
+    await store.close()

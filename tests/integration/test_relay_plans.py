@@ -1,7 +1,7 @@
 """What the hot statements cost: the right index, and rows in proportion to the batch, without any statistics."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +14,7 @@ from pillarbox.event import Mode
 from pillarbox.store import Grant
 from pillarbox.stores._id_walk import FIRST_ID
 from pillarbox.stores.sql import SqlStore
-from pillarbox.stores.sql.turns import fence
+from pillarbox.stores.sql.turns import fence, joint_fence
 from tests.integration.relays import (
     STREAM,
     SqlOutbox,
@@ -31,8 +31,8 @@ KEYS = [key_of(shard) for shard in range(4)]
 
 
 @pytest_asyncio.fixture
-async def grant(store: SqlStore) -> Grant:
-    """Shard 0 of a table of which nine tenths are settled, without an ANALYZE."""
+async def grants(store: SqlStore) -> Sequence[Grant]:
+    """The shards of a table of which nine tenths are settled, without an ANALYZE."""
     probe = probe_of(store)
     insert = "INSERT INTO {event} (id, stream, tenant, topic, type, key, key_hash, payload, content_type, status)"
     if "postgres" in store.description:
@@ -48,8 +48,12 @@ async def grant(store: SqlStore) -> Grant:
     await probe.execute(settle, last=EVENTS * 9 // 10)
     await store.announce(STREAM, Mode.ORDERED, "memory")
     await store.join(STREAM, "ann", 60)
-    grants = await store.take(STREAM, "ann", 4, 60)
-    return next(each for each in grants if each.shard == 0)
+    return sorted(await store.take(STREAM, "ann", 4, 60), key=lambda grant: grant.shard)
+
+
+@pytest.fixture
+def grant(grants: Sequence[Grant]) -> Grant:
+    return grants[0]
 
 
 def nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -120,6 +124,22 @@ async def test_a_read_from_a_floor_does_too(pg: SqlOutbox, store: SqlStore, gran
     assert plan.rows <= 2 * BATCH
 
 
+@pytest.mark.parametrize("floor", [0, EVENTS - 1000])
+async def test_a_joint_read_ends_at_its_limit(
+    pg: SqlOutbox, store: SqlStore, grants: Sequence[Grant], floor: int
+) -> None:
+    values = {**joint_fence(grants), "inline": 10**6, "floors": [floor] * 4}
+    plan = await explain(store, "read_joint", limit=BATCH, **values)
+    assert probe_of(store).tables["ready_index"] in plan.indexes
+    assert "Seq Scan" not in plan.kinds
+    assert BATCH <= plan.rows <= 2 * BATCH
+    waiting = EVENTS // 10 if floor == 0 else 1001
+    plan = await explain(store, "read_joint", limit=EVENTS, **values)
+    assert probe_of(store).tables["ready_index"] in plan.indexes
+    assert waiting <= plan.rows <= 2 * waiting
+    assert "Seq Scan" not in plan.kinds
+
+
 async def test_a_poll_touches_one_row_for_each_shard(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     values = {"shards": list(range(4)), "floors": [0] * 4}
     plan = await explain(store, "poll", stream=STREAM, worker="ann", **values)
@@ -173,6 +193,16 @@ async def test_a_settle_goes_by_the_primary_key(pg: SqlOutbox, store: SqlStore, 
     assert 20 <= plan.rows <= 3 * 20
 
 
+@pytest.mark.parametrize("name", ["publish_joint", "delete_joint"])
+async def test_a_joint_settle_goes_by_the_primary_key(
+    pg: SqlOutbox, store: SqlStore, grants: Sequence[Grant], name: str
+) -> None:
+    ids = [row[0] for row in await query(store, "SELECT id FROM {event} WHERE seq > 19000 LIMIT 20")]
+    plan = await explain(store, name, **joint_fence(grants), ids=ids)
+    assert "Seq Scan" not in plan.kinds
+    assert 20 <= plan.rows <= 3 * 20
+
+
 async def test_a_page_of_prune_goes_by_the_primary_key(pg: SqlOutbox, store: SqlStore, grant: Grant) -> None:
     values = {"keep": 3600.0, "limit": BATCH, "id": FIRST_ID, "stream": ""}
     plan = await explain(store, "prune_page", **values)
@@ -210,7 +240,12 @@ async def test_streams_that_wait_are_found_without_counting_their_events(
 
 async def plan_of(store: SqlStore, name: str) -> str:
     statements = probe_of(store).statements
-    values = dict.fromkeys(statements[name].names, 0) | {"shards": [0, 1], "ids": ["a", "b"], "seqs": [1, 2]}
+    values = dict.fromkeys(statements[name].names, 0) | {
+        "shards": [0, 1],
+        "tokens": [7, 8],
+        "ids": ["a", "b"],
+        "seqs": [1, 2],
+    }
     rows = await probe_of(store).query(f"EXPLAIN QUERY PLAN {statements.texts[name]}", **values)
     return "\n".join(row[3] for row in rows)
 
@@ -219,6 +254,7 @@ async def plan_of(store: SqlStore, name: str) -> str:
     ("name", "index"),
     [
         ("read", "ready_index"),
+        ("read_joint", "ready_index"),
         ("ready", "ready_index"),
         ("read_key", "held_index"),
         ("due", "due_index"),

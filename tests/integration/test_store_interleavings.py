@@ -13,11 +13,22 @@ import pytest
 
 from pillarbox.conformance import Connect
 from pillarbox.conformance.probes import probe_of
-from pillarbox.conformance.store_setup import JOBS, LEASE, PAST, SHARDS, STREAM, StoreSetup, ids, refs, settle
+from pillarbox.conformance.store_setup import (
+    JOBS,
+    LEASE,
+    MAX_BYTES,
+    PAST,
+    SHARDS,
+    STREAM,
+    StoreSetup,
+    ids,
+    refs,
+    settle,
+)
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Status
 from pillarbox.store import Failure, Grant, Settlement, Store
-from pillarbox.stores.mysql import MysqlStore
+from pillarbox.stores.mysql import MysqlStore, database
 from pillarbox.stores.mysql.database import MysqlDatabase
 from pillarbox.stores.postgres import PostgresStore, parts
 from pillarbox.stores.sql import SqlStore
@@ -145,6 +156,41 @@ class TestPostgresInterleavings(Interleavings):
                 await self.publish(store, grant, *events)
 
     @pytest.mark.asyncio
+    @pytest.mark.parametrize("shards", [1, 4])
+    async def test_a_floor_does_not_rise_while_the_stream_is_paused(
+        self, ann: SqlStore, bob: SqlStore, shards: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = Clock()
+        monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=clock.monotonic))
+        grants = (await self.own_all(ann))[:shards]
+        first, second = self.events(2, key=self.key())
+        await ann.pause(STREAM, "olga")
+        await bob.add([first])
+        for _ in range(40):
+            clock.now += 0.3
+            assert list(await ann.read(grants, 10, MAX_BYTES)) == []
+        await ann.resume(STREAM, "olga")
+        await bob.add([second])
+        (part,) = await ann.read(grants, 10, MAX_BYTES)
+        assert ids(part.events) == ids([first, second])
+
+    @pytest.mark.asyncio
+    async def test_a_read_that_reached_its_limit_does_not_lift_the_floor_of_a_shard_that_it_left_out(
+        self, ann: SqlStore, bob: SqlStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = Clock()
+        monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=clock.monotonic))
+        grants = await self.own_all(ann)
+        keys = [self.key(shard) for shard in range(SHARDS)]
+        await ann.add([self.event(key=key) for key in keys])
+        for _ in range(40):
+            clock.now += 0.3
+            assert sum(len(part.events) for part in await ann.read(grants, 2, MAX_BYTES)) == 2
+        await bob.add([self.event(key=key) for key in keys])
+        found = await ann.read(grants, 100, MAX_BYTES)
+        assert [[event.key for event in part.events] for part in found] == [[key, key] for key in keys]
+
+    @pytest.mark.asyncio
     async def test_a_floor_hides_no_event_that_comes_back(
         self, ann: SqlStore, bob: SqlStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -170,6 +216,9 @@ class TestPostgresInterleavings(Interleavings):
 
 
 class MysqlInterleavings(Interleavings):
+    def without_second_tries(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(database, "_ATTEMPTS", 1)
+
     @asynccontextmanager
     async def holding_audit(self, store: SqlStore) -> AsyncIterator[Any]:
         assert isinstance(store.database, MysqlDatabase)

@@ -219,6 +219,14 @@ def test_a_shard_that_was_given_away_is_read_from_the_beginning_again(server: Se
     assert reader.floors.start(GRANT, server.now) == 0
 
 
+def test_a_shard_that_is_given_away_while_it_is_read_has_no_floor(server: Server, reader: Reader) -> None:
+    reader.rest(3.0)
+    read = reader.begin_read()
+    reader.floors.forget([GRANT])
+    reader.end_read(read)
+    assert reader.floors.floor(GRANT) == 0
+
+
 def test_a_look_during_a_read_does_not_lift_the_floor_over_what_that_read_could_not_see(
     server: Server, reader: Reader
 ) -> None:

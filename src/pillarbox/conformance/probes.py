@@ -112,7 +112,16 @@ class SqlProbe:
         def unreachable(*_: Any, **__: Any) -> Any:
             raise StoreDown("cut off")
 
-        for name in ("fetch", "execute", "execute_many", "run", "transaction", "transact", "together"):
+        for name in (
+            "fetch",
+            "fetch_unless_known",
+            "execute",
+            "execute_many",
+            "run",
+            "transaction",
+            "transact",
+            "together",
+        ):
             patch.setattr(self._database, name, unreachable, raising=False)
 
 

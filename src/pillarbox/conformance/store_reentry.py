@@ -133,6 +133,22 @@ class JointTests(StoreSetup):
         assert [part.shard for part in await store.read(grants[:2], 10, MAX_BYTES)] == [1]
 
     @pytest.mark.asyncio
+    async def test_several_shards_are_settled_together(self, store: Store) -> None:
+        grants = await self.own_all(store)
+        gone, kept = ([self.event(shard=shard) for shard in (0, 1, 1, 2)] for _ in range(2))
+        for events, keep in ((gone, False), (kept, True)):
+            await store.add(events)
+            parts = {part.shard: part.events for part in await store.read(grants, 10, MAX_BYTES)}
+            settlements = [Settlement(each, published=parts[each.shard], keep_published=keep) for each in grants[:3]]
+            for _ in range(2):  # the second time as if the first answer had been lost
+                held = await store.settle(settlements)
+                assert {shard: set(keys) for shard, keys in held.items()} == {0: set(), 1: set(), 2: set()}
+            assert list(await store.read(grants, 10, MAX_BYTES)) == []
+            assert await self.count(store) == ({Status.PUBLISHED: 4} if keep else {})
+        found = [each for event in kept for each in await store.find_by_id(event.id)]
+        assert [each.event.attempts for each in found] == [1] * 4
+
+    @pytest.mark.asyncio
     async def test_a_settle_of_several_shards_leaves_out_what_is_lost(self, store: Store, other: Store) -> None:
         grants = await self.own_all(store)
         events = [self.event(shard=shard) for shard in (0, 1, 2)]

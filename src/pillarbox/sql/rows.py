@@ -10,8 +10,8 @@ from pillarbox.event import NO_HEADERS, Event, Status
 from pillarbox.unreadable import CANNOT_READ, NO_REASON, check_headers, read_partly
 
 FIELDS: Final = Event._fields[: Event._fields.index("headers") + 1]
-ID, PAYLOAD, CREATED_AT, OCCURRED_AT, HEADERS = (
-    FIELDS.index(name) for name in ("id", "payload", "created_at", "occurred_at", "headers")
+ID, SEQ, PAYLOAD, CREATED_AT, OCCURRED_AT, HEADERS = (
+    FIELDS.index(name) for name in ("id", "seq", "payload", "created_at", "occurred_at", "headers")
 )
 ADDED: Final = len(FIELDS)  # the first of the columns that a statement adds to those of an event
 

@@ -1,7 +1,7 @@
 """The store on MySQL and MariaDB, by asyncmy."""
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +18,7 @@ from pillarbox.stores.mysql.url import connect_settings, url_of_engine
 from pillarbox.stores.outbox_info import OutboxInfo
 from pillarbox.stores.sql import SHARED, Connection, SqlStore
 from pillarbox.stores.sql.schema import SqlSchema
-from pillarbox.stores.sql.turns import SqlTurns, fence, ids_of
+from pillarbox.stores.sql.turns import SqlTurns, fence, ids_of, joint_publishing
 from pillarbox.uuids import uuid_of
 
 _MIGRATION_SECONDS: Final = 60
@@ -36,6 +36,13 @@ async def _settle_published(database: MysqlDatabase, sql: Statements, settlement
     statement = sql["publish_fenced" if settlement.keep_published else "delete_fenced"]
     ((ours,),) = await database.together(statement, **fence(settlement.grant), ids=ids_of(settlement.published))
     return bool(ours)
+
+
+async def _settle_joint(database: MysqlDatabase, sql: Statements, settlements: Sequence[Settlement]) -> bool:
+    """Settle several shards in one packet."""
+    statement, values = joint_publishing(sql, settlements)
+    ((ours,),) = await database.together(statement, **values, count=len(settlements))
+    return bool(ours == len(settlements))
 
 
 @asynccontextmanager
@@ -85,7 +92,13 @@ class MysqlStore(SqlStore):
                 migrating=partial(_migrating, database, sql, lock),
                 parts=lambda: {"collation": database.collation},
             ),
-            turns=SqlTurns(database, sql, ROWS, settle_published=partial(_settle_published, database, sql)),
+            turns=SqlTurns(
+                database,
+                sql,
+                ROWS,
+                settle_joint=partial(_settle_joint, database, sql),
+                settle_published=partial(_settle_published, database, sql),
+            ),
         )
 
     @classmethod

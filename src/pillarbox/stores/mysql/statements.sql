@@ -97,7 +97,20 @@ SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_ver
     CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
 FROM {event} FORCE INDEX ({ready_index}) WHERE stream = :stream AND shard = :shard AND status = 'pending' AND EXISTS (
     SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
+    AND NOT EXISTS (SELECT 1 FROM {stream} WHERE name = :stream AND paused)
 ORDER BY seq LIMIT :limit
+
+-- read_joint: The same for several shards; the last column is the shard. The lease is compared by a scalar subquery: the
+-- planner turns EXISTS into a join, which sorts all pending events.
+SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
+    e.routing_key, CASE WHEN length(e.payload) <= :inline THEN e.payload END AS payload, e.content_type, e.schema_id,
+    e.schema_version, e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers,
+    CASE WHEN length(e.payload) > :inline THEN length(e.payload) END AS bytes, e.shard
+FROM {event} AS e FORCE INDEX ({ready_index})
+WHERE e.stream = :stream AND e.shard IN :shards AND e.status = 'pending' AND 1 = (SELECT 1 FROM {lease} AS l
+    WHERE l.stream = :stream AND l.shard = e.shard AND l.token IN :tokens AND l.owner = :worker)
+    AND NOT EXISTS (SELECT 1 FROM {stream} WHERE name = :stream AND paused)
+ORDER BY e.shard, e.seq LIMIT :limit
 
 -- payloads: Payloads that stayed behind.
 SELECT id, payload FROM {event} FORCE INDEX (by_id) WHERE id IN :ids AND stream = :stream
@@ -134,6 +147,26 @@ SET @pillarbox_ours = (SELECT count(*) FROM {lease}
     WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker LOCK IN SHARE MODE);
 DELETE {event} FROM {event} FORCE INDEX (by_id)
     WHERE id IN :ids AND stream = :stream AND status IN ('pending', 'failed', 'held') AND @pillarbox_ours = 1;
+COMMIT;
+SELECT @pillarbox_ours
+
+-- publish_joint: Mark the events of several shards as published if all of these shards are ours, in one packet. The
+-- leases are locked in the order of the primary key, which is that of their shards.
+BEGIN;
+SET @pillarbox_ours = (SELECT count(*) FROM {lease} FORCE INDEX (PRIMARY)
+    WHERE stream = :stream AND shard IN :shards AND token IN :tokens AND owner = :worker LOCK IN SHARE MODE);
+UPDATE {event} FORCE INDEX (by_id) SET status = 'published', published_at = UTC_TIMESTAMP(6),
+    attempts = least(attempts, 2147483646) + 1
+    WHERE id IN :ids AND stream = :stream AND status IN ('pending', 'failed', 'held') AND @pillarbox_ours = :count;
+COMMIT;
+SELECT @pillarbox_ours
+
+-- delete_joint: The same where nothing is kept.
+BEGIN;
+SET @pillarbox_ours = (SELECT count(*) FROM {lease} FORCE INDEX (PRIMARY)
+    WHERE stream = :stream AND shard IN :shards AND token IN :tokens AND owner = :worker LOCK IN SHARE MODE);
+DELETE {event} FROM {event} FORCE INDEX (by_id)
+    WHERE id IN :ids AND stream = :stream AND status IN ('pending', 'failed', 'held') AND @pillarbox_ours = :count;
 COMMIT;
 SELECT @pillarbox_ours
 

@@ -70,6 +70,8 @@ class Floors:
 
     def done(self, grant: Grant, start: int, lowest: int | None, begun: float, ended: float) -> None:
         """Note that a read from ``start`` found ``lowest`` as its first pending seq, or nothing."""
+        if grant not in self._safe_at_start:
+            return  # forgotten while it was read
         safe = self._safe_at_start[grant] + 1
         self._floors[grant] = max(start, safe if lowest is None else min(lowest, safe))
         if start == 0:

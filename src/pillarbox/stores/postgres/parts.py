@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from pillarbox.names import Names
-from pillarbox.sql.rows import PLAIN
+from pillarbox.sql.rows import ID, PLAIN, SEQ
 from pillarbox.sql.statements import Statements
 from pillarbox.store import Claim, Grant, Page, Settlement, Work
 from pillarbox.stores._id_walk import IdWalk
@@ -18,7 +18,7 @@ from pillarbox.stores.sql import Connection, Database
 from pillarbox.stores.sql.claims import SqlClaims, claims_of
 from pillarbox.stores.sql.operations import SqlRetention
 from pillarbox.stores.sql.serving import SqlServing, reenter_due, work_of
-from pillarbox.stores.sql.turns import SqlTurns, fence, ids_of
+from pillarbox.stores.sql.turns import SHARD, SqlTurns, fence, ids_of, joint_publishing, reading
 
 
 @asynccontextmanager
@@ -78,7 +78,14 @@ class PostgresTurns:
 
     def __init__(self, db: Database, sql: Statements, floors: Floors) -> None:
         self._db, self._sql, self._floors = db, sql, floors
-        shared = SqlTurns(db, sql, PLAIN, read=self._read, settle_published=self._settle_published)
+        shared = SqlTurns(
+            db,
+            sql,
+            PLAIN,
+            settle_joint=self._settle_joint,
+            read=self._read,
+            settle_published=self._settle_published,
+        )
         self.take, self.note_suspect, self.set_crashes = shared.take, shared.note_suspect, shared.set_crashes
         self.held_keys, self.read, self.read_due = shared.held_keys, shared.read, shared.read_due
         self.settle, self._renew_each, self._give = shared.settle, shared.renew, shared.give
@@ -104,14 +111,25 @@ class PostgresTurns:
         self._floors.forget(grants)
         await self._give(grants)
 
-    async def _read(self, grant: Grant, limit: int, inline: int) -> Sequence[Any]:
+    async def _read(self, grants: Sequence[Grant], limit: int, inline: int) -> Sequence[Any]:
         begun = time.monotonic()
         if self._floors.look_due(begun):
             await self._look()
             begun = time.monotonic()
-        floor = self._floors.start(grant, begun)
-        rows = await self._db.fetch(self._sql["read"], **fence(grant), limit=limit, inline=inline, floor=floor)
-        self._floors.done(grant, floor, rows[0][1] if rows else None, begun, time.monotonic())
+        floors = [self._floors.start(grant, begun) for grant in grants]
+        statement, values = reading(self._sql, grants, limit, inline)
+        rows = await self._db.fetch(statement, **values, floor=floors[0], floors=floors)
+        if rows and rows[0][ID] is None:
+            return []  # the stream is paused: nothing was looked at, and no floor may rise
+        if len(grants) == 1:
+            lowest = {grants[0].shard: rows[0][SEQ]} if rows else {}
+        else:
+            lowest = {row[SHARD]: row[SEQ] for row in reversed(rows)}
+        ended = time.monotonic()
+        for grant, floor in zip(grants, floors, strict=True):
+            # A read that reached its limit says nothing about shards that it has nothing of.
+            if grant.shard in lowest or len(rows) < limit:
+                self._floors.done(grant, floor, lowest.get(grant.shard), begun, ended)
         return rows
 
     async def _look(self) -> None:
@@ -128,6 +146,10 @@ class PostgresTurns:
         changed = await self._db.execute(statement, **proof, ids=ids)
         # Fewer: done before by a settle whose answer was lost, or not ours to do any more.
         return changed == len(ids) or bool(await self._db.fetch(self._sql["fence"], **proof))
+
+    async def _settle_joint(self, settlements: Sequence[Settlement]) -> bool:
+        statement, values = joint_publishing(self._sql, settlements)
+        return await self._db.execute(statement, **values) == len(values["ids"])
 
 
 class PostgresClaims:

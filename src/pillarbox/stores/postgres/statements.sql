@@ -45,11 +45,13 @@ UNION ALL SELECT 'due', s.shard FROM unnest(:shards::int[]) AS s (shard)
     CROSS JOIN LATERAL (SELECT 1 FROM {held_key} AS h WHERE h.stream = :stream AND h.shard = s.shard
         AND h.next_attempt_at <= now() LIMIT 1) AS first
 
--- doze: A worker wants to be woken by the trigger.
+-- doze: A worker wants to be woken by the trigger. That is a hint: its commit need not wait for the disk.
 INSERT INTO {sleeper} (stream, worker) VALUES (:stream, :worker) ON CONFLICT DO NOTHING
+RETURNING set_config('synchronous_commit', 'off', true)
 
--- wake: A worker is awake.
+-- wake: A worker is awake. Its commit need not wait either.
 DELETE FROM {sleeper} WHERE stream = :stream AND worker = :worker
+RETURNING set_config('synchronous_commit', 'off', true)
 
 -- wake_dead: Forget workers that were killed while they slept.
 DELETE FROM {sleeper} AS s WHERE NOT EXISTS (
@@ -89,14 +91,34 @@ SELECT set_config('synchronous_commit', 'on', true) FROM {lease}
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE
 
 -- read: Pending events of a shard from a floor on, in order, if the shard is ours. A payload of more than :inline bytes
--- stays behind, and the last column has its size.
-SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key,
+-- stays behind, and the last column has its size. If the stream is paused, one row without an id: a read that found
+-- nothing lifts the floor, and this one has not looked.
+(SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key,
     CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
     created_at, attempts, max_attempts, occurred_at, headers,
     CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
 FROM {event} WHERE stream = :stream AND shard = :shard AND status = 'pending' AND seq >= :floor AND EXISTS (
     SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
-ORDER BY seq LIMIT :limit
+    AND NOT EXISTS (SELECT 1 FROM {stream} WHERE name = :stream AND paused)
+ORDER BY seq LIMIT :limit)
+UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL FROM {stream} WHERE name = :stream AND paused
+
+-- read_joint: The same for several shards, each with its floor; the last column is the shard. The inner SELECT depends on
+-- the lease, so that it runs shard by shard and ends as soon as :limit is reached. An outer ORDER BY would read :limit
+-- events of every shard first.
+(SELECT e.*, l.shard FROM unnest(:shards::int[], :tokens::bigint[], :floors::bigint[]) AS s (shard, token, floor)
+JOIN {lease} AS l ON l.stream = :stream AND l.shard = s.shard AND l.token = s.token AND l.owner = :worker
+CROSS JOIN LATERAL (
+    SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key,
+        CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
+        created_at, attempts, max_attempts, occurred_at, headers,
+        CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
+    FROM {event} WHERE stream = :stream AND shard = l.shard AND status = 'pending' AND seq >= s.floor
+    ORDER BY seq LIMIT :limit) AS e
+WHERE NOT EXISTS (SELECT 1 FROM {stream} WHERE name = :stream AND paused) LIMIT :limit)
+UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL FROM {stream} WHERE name = :stream AND paused
 
 -- payloads: Payloads that stayed behind.
 SELECT id, payload FROM {event} WHERE id = ANY(:ids) AND stream = :stream
@@ -124,6 +146,25 @@ WITH guard AS MATERIALIZED (
     WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE)
 DELETE FROM {event}
 WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held') AND EXISTS (SELECT 1 FROM guard)
+
+-- publish_joint: Mark the events of several shards as published if all of these shards are ours, in one statement. The
+-- leases are locked in the order of their shards.
+WITH guard AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'on', true) FROM {lease} AS l
+    JOIN unnest(:shards::int[], :tokens::bigint[]) AS s (shard, token) ON s.shard = l.shard AND s.token = l.token
+    WHERE l.stream = :stream AND l.owner = :worker ORDER BY l.shard FOR SHARE OF l)
+UPDATE {event} SET status = 'published', published_at = now(), attempts = least(attempts, 2147483646) + 1
+WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held')
+    AND (SELECT count(*) FROM guard) = cardinality(:shards::int[])
+
+-- delete_joint: The same where nothing is kept.
+WITH guard AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'on', true) FROM {lease} AS l
+    JOIN unnest(:shards::int[], :tokens::bigint[]) AS s (shard, token) ON s.shard = l.shard AND s.token = l.token
+    WHERE l.stream = :stream AND l.owner = :worker ORDER BY l.shard FOR SHARE OF l)
+DELETE FROM {event}
+WHERE id = ANY(:ids) AND stream = :stream AND status IN ('pending', 'failed', 'held')
+    AND (SELECT count(*) FROM guard) = cardinality(:shards::int[])
 
 -- publish: Mark events as published. The status is checked, so that a settle can be repeated.
 UPDATE {event} SET status = 'published', published_at = now(), attempts = least(attempts, 2147483646) + 1

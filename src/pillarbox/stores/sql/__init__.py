@@ -13,7 +13,6 @@ from pillarbox.stores.sql.insights import SqlInsights
 from pillarbox.stores.sql.operations import SqlOperator, SqlRetention, SqlWriting
 from pillarbox.stores.sql.schema import SqlSchema
 from pillarbox.stores.sql.serving import SqlServing
-from pillarbox.stores.sql.turns import SqlTurns
 
 __all__ = ["SHARED", "Connection", "Database", "SqlStore"]
 
@@ -35,8 +34,8 @@ class SqlStore(ComposedStore):
         rows: Rows,
         *,
         schema: SqlSchema,
+        turns: Turns,
         serving: Serving | None = None,
-        turns: Turns | None = None,
         claims: Claims | None = None,
         retention: Retention | None = None,
     ) -> None:
@@ -44,7 +43,7 @@ class SqlStore(ComposedStore):
             database,
             outbox,
             serving=serving or SqlServing(database, statements, outbox),
-            turns=turns or SqlTurns(database, statements, rows),
+            turns=turns,
             claims=claims or SqlClaims(database, statements, rows),
             retention=retention or SqlRetention(database, statements),
             operator=SqlOperator(database, statements),

@@ -2,13 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from pillarbox.batch import Part
 from pillarbox.event import Event, Status
 from pillarbox.sql.rows import ADDED, ID, PAYLOAD, Rows, cut, readable
-from pillarbox.sql.statements import Statements
+from pillarbox.sql.statements import SqlText, Statements
 from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Settlement
 from pillarbox.stores._tokens import new_token
 from pillarbox.stores.outbox_info import lost
@@ -16,15 +16,43 @@ from pillarbox.stores.sql.database import Connection, Database
 from pillarbox.stores.sql.results import fail, move_to_dead
 from pillarbox.unreadable import CANNOT_READ
 
-# Reads the rows of a shard's pending events, up to a number of events and of payload bytes.
-Read: TypeAlias = Callable[[Grant, int, int], Awaitable[Sequence[Any]]]
+# Reads the rows of the pending events of some shards: at most so many, without payloads of more than so many bytes.
+Read: TypeAlias = Callable[[Sequence[Grant], int, int], Awaitable[Sequence[Any]]]
 # Settles a turn in which everything was published, in one round trip; False: the shard is lost.
 SettlePublished: TypeAlias = Callable[[Settlement], Awaitable[bool]]
+# Settles such turns of several shards together; False: at least one may be lost, so settle each by itself.
+SettleJoint: TypeAlias = Callable[[Sequence[Settlement]], Awaitable[bool]]
+
+SHARD: Final = ADDED + 1  # the column in the rows of read_joint
 
 
 def fence(grant: Grant) -> dict[str, Any]:
     """The parameters that prove ownership."""
     return {"stream": grant.stream, "shard": grant.shard, "token": grant.token, "worker": grant.worker}
+
+
+def joint_fence(grants: Sequence[Grant]) -> dict[str, Any]:
+    """The parameters that prove ownership of several shards of one stream."""
+    return {
+        "stream": grants[0].stream,
+        "worker": grants[0].worker,
+        "shards": [grant.shard for grant in grants],
+        "tokens": [grant.token for grant in grants],
+    }
+
+
+def reading(sql: Statements, grants: Sequence[Grant], limit: int, inline: int) -> tuple[SqlText, dict[str, Any]]:
+    """The statement that reads these shards, and its parameters."""
+    # One shard has a statement of its own: at full load, that is every read, and it checks the lease only once.
+    name, proof = ("read", fence(grants[0])) if len(grants) == 1 else ("read_joint", joint_fence(grants))
+    return sql[name], {**proof, "limit": limit, "inline": inline}
+
+
+def joint_publishing(sql: Statements, settlements: Sequence[Settlement]) -> tuple[SqlText, dict[str, Any]]:
+    """The statement that settles turns of several shards together, and its parameters."""
+    name = "publish_joint" if settlements[0].keep_published else "delete_joint"
+    ids = [event.id for settlement in settlements for event in settlement.published]
+    return sql[name], {**joint_fence([settlement.grant for settlement in settlements]), "ids": ids}
 
 
 def ids_of(events: Sequence[Event]) -> list[UUID]:
@@ -40,12 +68,13 @@ class SqlTurns:
         sql: Statements,
         rows: Rows,
         *,
+        settle_joint: SettleJoint,
         read: Read | None = None,
         settle_published: SettlePublished | None = None,
     ) -> None:
         self._db, self._sql, self._rows = db, sql, rows
         self._read = read or self._read_from_the_start
-        self._settle_published = settle_published
+        self._settle_published, self._settle_joint = settle_published, settle_joint
 
     async def take(self, stream: str, worker: str, limit: int, seconds: float) -> Sequence[Grant]:
         async def work(tx: Connection) -> Sequence[Any]:
@@ -85,13 +114,17 @@ class SqlTurns:
         return {row[0] for row in rows}
 
     async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
-        parts = []
-        for grant in grants:
-            rows = await self._read(grant, limit, max_bytes // limit)
-            if rows:
-                rows = await self._with_payloads(grant.stream, rows, max_bytes)
-                parts.append(self._part(grant, rows))
-        return parts
+        rows = await self._read(grants, limit, max_bytes // limit) if grants else ()
+        if rows:
+            rows = await self._with_payloads(grants[0].stream, rows, max_bytes)
+        if not rows:
+            return []
+        if len(grants) == 1:
+            return [self._part(grants[0], rows)]
+        found: dict[int, list[Any]] = {}
+        for row in rows:
+            found.setdefault(row[SHARD], []).append(row)
+        return [self._part(grant, found[grant.shard]) for grant in grants if grant.shard in found]
 
     def _part(self, grant: Grant, rows: Sequence[Any]) -> Part:
         try:
@@ -100,8 +133,9 @@ class SqlTurns:
             events, reason = readable(self._rows, rows, grant.stream, lambda _: Status.PENDING)
             return Part(grant.shard, grant.token, events, unreadable=reason)
 
-    async def _read_from_the_start(self, grant: Grant, limit: int, inline: int) -> Sequence[Any]:
-        return await self._db.fetch(self._sql["read"], **fence(grant), limit=limit, inline=inline)
+    async def _read_from_the_start(self, grants: Sequence[Grant], limit: int, inline: int) -> Sequence[Any]:
+        statement, values = reading(self._sql, grants, limit, inline)
+        return await self._db.fetch(statement, **values)
 
     async def _with_payloads(self, stream: str, rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
         """The rows of a read, cut to ``max_bytes``, with the payloads that the read did not load."""
@@ -130,7 +164,13 @@ class SqlTurns:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
         held: dict[int, Collection[str]] = {}
+        joint = [settlement for settlement in settlements if _is_all_published(settlement)]
+        kinds = {(each.grant.stream, each.grant.worker, each.keep_published) for each in joint}
+        if len(joint) > 1 and len(kinds) == 1 and await self._settle_joint(joint):
+            held = {settlement.grant.shard: () for settlement in joint}
         for settlement in settlements:
+            if settlement.grant.shard in held:
+                continue
             if self._settle_published is not None and _is_all_published(settlement):
                 keys: Collection[str] | None = () if await self._settle_published(settlement) else None
             else:

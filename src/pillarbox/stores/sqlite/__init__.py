@@ -1,15 +1,19 @@
 """The store on SQLite, with nothing but the standard library."""
 
+from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Self
 
 from pillarbox.errors import ConfigError
 from pillarbox.names import Names
 from pillarbox.sql.rows import converted
 from pillarbox.sql.statements import Statements
+from pillarbox.store import Grant, Settlement
 from pillarbox.stores.outbox_info import OutboxInfo
 from pillarbox.stores.sql import SHARED, SqlStore
 from pillarbox.stores.sql.schema import SqlSchema
+from pillarbox.stores.sql.turns import SqlTurns, joint_fence, reading
 from pillarbox.stores.sqlite.database import SqliteDatabase
 from pillarbox.uuids import uuid_of_text
 
@@ -19,6 +23,26 @@ def _instant(text: str) -> datetime:
 
 
 ROWS: Final = converted(uuid_of_text, _instant)
+
+
+async def _read(
+    database: SqliteDatabase, sql: Statements, grants: Sequence[Grant], limit: int, inline: int
+) -> Sequence[Any]:
+    statement, values = reading(sql, grants, limit, inline)
+    return await database.fetch_unless_known(tuple(grants), statement, **values)
+
+
+async def _settle_joint(database: SqliteDatabase, sql: Statements, settlements: Sequence[Settlement]) -> bool:
+    """Settle several shards with one commit."""
+    proof = joint_fence([settlement.grant for settlement in settlements])
+    ids = [event.id for settlement in settlements for event in settlement.published]
+    async with database.transaction() as tx:
+        ((ours,),) = await tx.fetch(sql["fence_joint"], **proof)
+        if ours < len(settlements):
+            return False
+        statement = sql["publish" if settlements[0].keep_published else "remove"]
+        await tx.execute(statement, stream=proof["stream"], ids=ids)
+    return True
 
 
 class SqliteStore(SqlStore):
@@ -34,7 +58,20 @@ class SqliteStore(SqlStore):
         names = Names(prefix)
         sql = Statements([SHARED, __package__], ":", names.parts)
         outbox = OutboxInfo(names, shards=shards, description=f"sqlite {path}")
-        super().__init__(database, sql, outbox, ROWS, schema=SqlSchema(database, sql, outbox, "sqlite"))
+        super().__init__(
+            database,
+            sql,
+            outbox,
+            ROWS,
+            schema=SqlSchema(database, sql, outbox, "sqlite"),
+            turns=SqlTurns(
+                database,
+                sql,
+                ROWS,
+                settle_joint=partial(_settle_joint, database, sql),
+                read=partial(_read, database, sql),
+            ),
+        )
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:

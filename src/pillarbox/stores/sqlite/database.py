@@ -4,7 +4,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from pillarbox.tasks import PerLoop
 T = TypeVar("T")
 
 _BUSY_SECONDS = 10.0
+_NOTHING = (-1, -1)
 
 
 class SqliteDatabase:
@@ -29,6 +30,8 @@ class SqliteDatabase:
         self._connection: sqlite3.Connection | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._lock = PerLoop(asyncio.Lock)
+        self._known = _NOTHING  # the state of the database in which these reads found nothing
+        self._empty: set[Hashable] = set()
 
     async def open(self, *, create: bool = False) -> None:
         async with self._lock():
@@ -48,6 +51,7 @@ class SqliteDatabase:
                 raise
 
     def _connect(self) -> sqlite3.Connection:
+        self._known = _NOTHING  # each connection counts by itself
         connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, uri=True)
         self._use_wal(connection)
         # FULL: commits survive a power cut.
@@ -126,6 +130,27 @@ class SqliteDatabase:
     async def fetch(self, statement: SqlText, **values: Any) -> Sequence[Any]:
         async with self._lock():
             return await self._fetch(statement, values)
+
+    async def fetch_unless_known(self, read: Hashable, statement: SqlText, **values: Any) -> Sequence[Any]:
+        """The rows of a statement. ``read`` says what it asks for: a read that found nothing is not run again until
+        somebody has written, so the answer may depend on nothing but the database, not even on the time."""
+        cells = {name: sqlite_cell(values[name]) for name in statement.names}
+        async with self._lock():
+            return await self._call(lambda: self._fetch_unless_known(read, statement.text, cells))
+
+    def _fetch_unless_known(self, read: Hashable, text: str, cells: Mapping[str, Any]) -> Sequence[Any]:
+        connection = self._opened()
+        # A commit of another connection changes the first number, and a row that we write the second.
+        known = (connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes)
+        if known != self._known:
+            self._known = known
+            self._empty.clear()
+        elif read in self._empty:
+            return []
+        rows = connection.execute(text, cells).fetchall()
+        if not rows:
+            self._empty.add(read)
+        return rows
 
     async def execute(self, statement: SqlText, **values: Any) -> int:
         async with self._lock():

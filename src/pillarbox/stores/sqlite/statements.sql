@@ -63,6 +63,10 @@ WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 -- fence: A row if the shard is ours.
 SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 
+-- fence_joint: How many of these shards are ours.
+SELECT count(*) FROM {lease} WHERE stream = :stream AND shard IN (SELECT value FROM json_each(:shards))
+    AND token IN (SELECT value FROM json_each(:tokens)) AND owner = :worker
+
 -- read: Pending events of a shard in order, if the shard is ours. A payload of more than :inline bytes stays behind,
 -- and the last column has its size.
 SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key,
@@ -71,7 +75,21 @@ SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_ver
     CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
 FROM {event} INDEXED BY {ready_index} WHERE stream = :stream AND shard = :shard AND status = 'pending' AND EXISTS (
     SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
+    AND NOT EXISTS (SELECT 1 FROM {stream} WHERE name = :stream AND paused)
 ORDER BY seq LIMIT :limit
+
+-- read_joint: The same for several shards; the last column is the shard. From lease to lease: the two indexes give the
+-- order.
+SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
+    e.routing_key, CASE WHEN length(e.payload) <= :inline THEN e.payload END AS payload, e.content_type, e.schema_id,
+    e.schema_version, e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers,
+    CASE WHEN length(e.payload) > :inline THEN length(e.payload) END AS bytes, l.shard
+FROM {lease} AS l CROSS JOIN {event} AS e INDEXED BY {ready_index}
+WHERE l.stream = :stream AND l.shard IN (SELECT value FROM json_each(:shards))
+    AND l.token IN (SELECT value FROM json_each(:tokens)) AND l.owner = :worker
+    AND e.stream = :stream AND e.shard = l.shard AND e.status = 'pending'
+    AND NOT EXISTS (SELECT 1 FROM {stream} WHERE name = :stream AND paused)
+ORDER BY l.shard, e.seq LIMIT :limit
 
 -- payloads: Payloads that stayed behind.
 SELECT id, payload FROM {event} WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
