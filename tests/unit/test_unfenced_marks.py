@@ -167,11 +167,15 @@ class Design:
     def settle(self, world: World, plan: Settlement) -> World:
         """One transaction: it meets no mark half-way, because the server runs it again."""
         mode = world.hold.mode if world.hold is not None else None
-        heads = [failure.event for failure in (*plan.failed, *plan.dead)]
-        there = all(self.is_there(world, event) for event in heads) or not self.finds_head
         hold = world.hold
-        if KEY in plan.hold_keys and there:
-            hold = plan.hold_keys[KEY]
+        if KEY in plan.hold_keys:
+            own = {NUMBERS[failure.event.id] for failure in (*plan.failed, *plan.dead)}
+            head = plan.hold_keys[KEY].dead_head
+            heads = own if head is None else own | {NUMBERS[head]}
+            there = {number for number, _ in world.find(*UNSETTLED)} & own
+            there |= {number for number, _ in world.find(Status.DEAD)}
+            if heads <= there or not self.finds_head:
+                hold = plan.hold_keys[KEY]
         dead = list(plan.dead)
         if mode is HoldMode.PARKED:
             dead += [Failure(event, PARKED, 0) for event in plan.held]
@@ -188,10 +192,6 @@ class Design:
         if released and not world.find(*WAITING):
             hold = None
         return replace(world, hold=hold)
-
-    def is_there(self, world: World, event: Event) -> bool:
-        number = NUMBERS[event.id]
-        return world.rows[number].status is not Status.PUBLISHED and number not in world.discarded
 
     def operator(self, world: World) -> Iterator[World]:
         for number, _ in world.find(Status.DEAD):

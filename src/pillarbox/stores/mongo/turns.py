@@ -176,22 +176,22 @@ class MongoTurns:
 
     async def _passed(self, settlement: Settlement, session: Session | None) -> Collection[str]:
         """The keys to hold whose head is not there any more: the last owner has marked it as published, or an operator
-        has discarded it. Nothing would release such a key."""
-        heads = [
-            failure.event
-            for failure in (*settlement.failed, *settlement.dead)
-            if failure.event.key in settlement.hold_keys
-        ]
-        if not heads:
+        has acted on it. Nothing would release such a key."""
+        own = {failure.event.id: failure.event.key for failure in (*settlement.failed, *settlement.dead)}
+        heads = {key: {hold.dead_head} - {None} for key, hold in settlement.hold_keys.items()}
+        for event_id, key in own.items():
+            if key in heads:
+                heads[key].add(event_id)
+        wanted = [identity(head, settlement.grant.stream) for some in heads.values() for head in some if head]
+        if not wanted:
             return ()
-        mine: Document = {"_id": identities(heads, settlement.grant.stream)}
-        there = [
-            *await self._db.collection("event").find({**mine, **_UNSETTLED}, {"_id": 1}, session=session).to_list(),
-            # Where a settle is run again.
-            *await self._db.collection("dead_letter").find(mine, {"_id": 1}, session=session).to_list(),
-        ]
-        found = {document["_id"]["id"] for document in there}
-        return {head.key for head in heads if head.key is not None and head.id not in found}
+        mine = {"_id": {"$in": wanted}}
+        waiting = self._db.collection("event").find({**mine, **_UNSETTLED}, {"_id": 1}, session=session)
+        dead = self._db.collection("dead_letter").find(mine, {"_id": 1}, session=session)
+        # A head that waits and is not in this settlement was replayed.
+        there = {each["_id"]["id"] for each in await waiting.to_list()} & own.keys()
+        there |= {each["_id"]["id"] for each in await dead.to_list()}
+        return {key for key, some in heads.items() if not some <= there}
 
 
 def _shard(grant: Grant) -> Document:
