@@ -25,7 +25,7 @@ from pillarbox.conformance.store_setup import (
 )
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
-from pillarbox.store import Failure, Grant, Rescued, Settlement
+from pillarbox.store import PARKED, Failure, Grant, Hold, HoldMode, Rescued, Settlement
 from pillarbox.stores.mongo import MongoStore
 from servers import Mongo
 from tests.integration.mongos import Pause
@@ -175,6 +175,25 @@ class TestMongoInterleavings(StoreSetup):
         run = await self.read_due(other, grant)
         assert run is not None
         assert ids(run[1]) == ([blocked.id] if replayed else [])
+
+    @pytest.mark.parametrize("action", ["replay", "discard"])
+    async def test_a_key_is_not_parked_again_for_a_head_that_an_operator_has_acted_on(
+        self, store: MongoStore, action: str
+    ) -> None:
+        grant, key = await self.own(store), self.key()
+        head, behind = await self.write(store, grant, *self.events(2, key=key))
+        await self.fail_head(store, grant, head, behind)
+        parked = {key: Hold(HoldMode.PARKED, PAST, head.id)}
+        await settle(store, Settlement(grant, dead=[Failure(head, "refused", 2)], hold_keys=parked))
+        run = await store.read_due(grant, 10, 1000)
+        assert run is not None
+        assert ids(run.events) == [behind.id]
+        await getattr(store, action)(refs(head), "olga")
+        await settle(store, Settlement(grant, dead=[Failure(run.events[0], PARKED, 0)], hold_keys=parked))
+        run = await store.read_due(grant, 10, 1000)
+        assert run is not None
+        assert (run.mode, run.dead_head) == (HoldMode.RETRYING, None)
+        assert ids(run.events) == ([head.id] if action == "replay" else [])
 
     @pytest.mark.parametrize("action", ["replay", "discard"])
     @pytest.mark.parametrize("first", ["settle", "operator"])
