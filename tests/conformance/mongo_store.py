@@ -15,7 +15,7 @@ from pillarbox.errors import InvalidEvent
 from pillarbox.event import Event, Status
 from pillarbox.mongo.documents import MAX_EVENT_BYTES
 from pillarbox.mongo.schema import COLLECTIONS
-from pillarbox.store import Failure, Features, Settlement, Store
+from pillarbox.store import Failure, Features, Hold, HoldMode, Settlement, Store
 from pillarbox.stores.mongo import MongoStore
 from tests.mongo_outbox import database_url
 
@@ -25,6 +25,7 @@ _made: dict[str, str] = {}  # for each server the outbox that tests share, empti
 
 class MongoStoreContract(StoreContract):
     features = Features(wake_up=True)
+    fenced_marks = False
 
     async def set_schema_version(self, store: Store, version: int) -> None:
         assert isinstance(store, MongoStore)
@@ -58,13 +59,21 @@ class MongoStoreContract(StoreContract):
         assert await self.count(store) == {Status.DEAD: 1}
 
     @pytest.mark.asyncio
+    async def test_a_poll_finds_a_due_key_behind_many_of_another_shard(self, store: Store) -> None:
+        grants = await self.own_all(store)
+        for grant, count in zip(grants, (70, 0, 1), strict=False):
+            due = {self.key(grant.shard): Hold(HoldMode.RETRYING, PAST) for _ in range(count)}
+            await settle(store, Settlement(grant, hold_keys=due))
+        assert (await store.poll(STREAM, "ann", grants)).due == {0, 2}
+
+    @pytest.mark.asyncio
     async def test_a_page_of_prune_can_end_between_two_streams_of_an_id(self, store: Store) -> None:
         streams = (STREAM, "invoices", "letters")
         grants = {stream: await self.own(store, stream=stream) for stream in streams}
         event = self.event()
         await store.add([event._replace(stream=stream) for stream in streams])
         for stream in (STREAM, "letters"):
-            await self.publish(store, grants[stream], event._replace(stream=stream))
+            await self.publish(store, grants[stream], *await self.read(store, grants[stream]))
         deleted, after = 0, None
         for _ in range(10):
             page = await store.prune_published(PAST, 1, after)

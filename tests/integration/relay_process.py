@@ -5,23 +5,28 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from pillarbox.batch import Batch
-from pillarbox.publisher import PUBLISHED, Outcome, Publisher
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, retry
 from pillarbox.relay import Fixed, Relay, Stream
 from pillarbox.urls import store_from_url
 
 
 class Ledger(Publisher):
-    """Appends each event; one of type ``poison`` ends the process."""
+    """Appends each event; one of type ``poison`` ends the process. One that refuses takes none."""
 
     description = "ledger"
 
-    def __init__(self, path: str, seconds_per_event: float) -> None:
+    def __init__(self, path: str, seconds_per_event: float, *, refuses: bool) -> None:
         self._seconds = seconds_per_event
+        self._refuses = refuses
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        if self._refuses:
+            heads = {event.key: event.id for event in reversed(batch)}
+            return [retry("busy") if heads[event.key] == event.id else UNTRIED for event in batch]
         for event in batch:
             if self._seconds:
                 await asyncio.sleep(self._seconds)
@@ -38,14 +43,19 @@ class Ledger(Publisher):
 
 
 def hang_in_settle(path: str) -> None:
-    """The first settle stops before it changes events, while MongoDB has its transaction open; the file says so."""
+    """The first settle of failures stops before it changes events, while MongoDB has its transaction open; the file
+    says so."""
     from pymongo.asynchronous.collection import AsyncCollection
 
-    async def hang(*_: object, **__: object) -> None:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
-        await asyncio.Event().wait()
+    real = AsyncCollection.bulk_write
 
-    AsyncCollection.update_many = hang  # type: ignore[assignment,method-assign]
+    async def hang(collection: Any, *arguments: Any, **named: Any) -> Any:
+        if collection.name.endswith("_event"):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+            await asyncio.Event().wait()
+        return await real(collection, *arguments, **named)
+
+    AsyncCollection.bulk_write = hang  # type: ignore[assignment,method-assign]
 
 
 def main() -> None:
@@ -54,7 +64,7 @@ def main() -> None:
         hang_in_settle(order["hang_in_settle"])
     stream = Stream(
         order["stream"],
-        Ledger(order["ledger"], order.get("seconds_per_event", 0.0)),
+        Ledger(order["ledger"], order.get("seconds_per_event", 0.0), refuses="hang_in_settle" in order),
         mode=order.get("mode", "ordered"),
         concurrency=order.get("concurrency", 4),
         batch=order.get("batch", 2000),

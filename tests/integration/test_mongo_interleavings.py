@@ -10,10 +10,22 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import AutoReconnect
 
 from pillarbox.conformance import Connect
-from pillarbox.conformance.store_setup import JOBS, LEASE, PAST, SHARDS, STREAM, StoreSetup, ids, read, refs, settle
+from pillarbox.conformance.store_setup import (
+    JOBS,
+    LEASE,
+    LONG,
+    PAST,
+    SHARDS,
+    STREAM,
+    StoreSetup,
+    ids,
+    read,
+    refs,
+    settle,
+)
 from pillarbox.errors import LeaseLost
-from pillarbox.event import Status
-from pillarbox.store import Failure, Rescued, Settlement
+from pillarbox.event import Event, Status
+from pillarbox.store import PARKED, Failure, Grant, Hold, HoldMode, Rescued, Settlement
 from pillarbox.stores.mongo import MongoStore
 from servers import Mongo
 from tests.integration.mongos import Pause
@@ -35,11 +47,11 @@ class TestMongoInterleavings(StoreSetup):
         self, store: MongoStore, other: MongoStore, monkeypatch: pytest.MonkeyPatch, after: bool
     ) -> None:
         grant = await self.own(store)
-        (event,) = await self.write(store, grant, self.event())
+        (event,) = await self.write(store, grant, self.event(key=None))
         await store.renew([grant], PAST)
         await self.join(other, STREAM, "bob", LEASE)
-        inside = Pause(store, monkeypatch, "event", "update_many", after=after)
-        settling = asyncio.create_task(settle(store, Settlement(grant, published=[event])))
+        inside = Pause(store, monkeypatch, "event", "bulk_write", after=after)
+        settling = asyncio.create_task(settle(store, Settlement(grant, failed=[Failure(event, "refused", 1, LONG)])))
         await inside.reached()
         (taken,) = await other.take(STREAM, "bob", SHARDS, LEASE)
         inside.go.set()
@@ -57,7 +69,7 @@ class TestMongoInterleavings(StoreSetup):
             (event,) = await self.write(store, grant, self.event())
             await store.renew([grant], PAST)
             settled, taken = await asyncio.gather(
-                settle(store, Settlement(grant, published=[event], keep_published=False)),
+                settle(store, Settlement(grant, dead=[Failure(event, "refused", 1)])),
                 other.take(STREAM, f"w{next(workers)}", SHARDS, LEASE),
                 return_exceptions=True,
             )
@@ -66,6 +78,122 @@ class TestMongoInterleavings(StoreSetup):
             left = await self.read(other, grant)
             assert ids(left) == ([event.id] if isinstance(settled, LeaseLost) else [])
             await self.publish(other, grant, *left)
+
+    async def _late_mark(
+        self, store: MongoStore, other: MongoStore, patch: pytest.MonkeyPatch, *events: Event, keep: bool = True
+    ) -> tuple[Grant, list[Event], Pause, asyncio.Task[set[str]]]:
+        """An owner that has published these events stops before it marks them, and another worker takes its shard and
+        reads them: its grant and its events."""
+        stale = await self.own(store)
+        published = await self.write(store, stale, *events)
+        inside = Pause(store, patch, "event", "update_many" if keep else "delete_many")
+        mark = asyncio.create_task(settle(store, Settlement(stale, published=published, keep_published=keep)))
+        await inside.reached()
+        grant = await self.lose(other, stale)
+        return grant, await self.read(other, grant), inside, mark
+
+    @pytest.mark.parametrize("keep", [True, False])
+    async def test_a_late_mark_leaves_what_the_new_owner_says(
+        self, store: MongoStore, other: MongoStore, monkeypatch: pytest.MonkeyPatch, keep: bool
+    ) -> None:
+        key = self.key()
+        events = [*self.events(2, key=key), *self.events(2)]
+        grant, found, inside, mark = await self._late_mark(store, other, monkeypatch, *events, keep=keep)
+        failed, behind, dead, free = found
+        await self.fail_head(other, grant, failed)
+        await self.kill_head(other, grant, dead)
+        inside.go.set()
+        await mark
+        published = {Status.PUBLISHED: 2} if keep else {}
+        assert await self.count(other) == {Status.FAILED: 1, Status.DEAD: 1, **published}
+        assert set(await other.held_keys(grant)) == {key, dead.key}
+        assert await self.read(other, grant) == []
+        assert await self.read_due(other, grant) == (key, [failed._replace(status=Status.FAILED, attempts=1)])
+        assert {behind.id, free.id}.isdisjoint(ids(letter.event for letter in await other.dead_letters()))
+
+    @pytest.mark.parametrize("keep", [True, False])
+    @pytest.mark.parametrize("result", ["failed", "dead"])
+    @pytest.mark.parametrize("meets", ["before", "in the transaction"])
+    async def test_no_key_is_held_for_a_head_that_is_marked_meanwhile(
+        self,
+        store: MongoStore,
+        other: MongoStore,
+        monkeypatch: pytest.MonkeyPatch,
+        meets: str,
+        result: str,
+        keep: bool,
+    ) -> None:
+        grant, (head,), inside, mark = await self._late_mark(store, other, monkeypatch, self.event(), keep=keep)
+        refuse = self.fail_head if result == "failed" else self.kill_head
+        if meets == "before":
+            inside.go.set()
+            await mark
+            await refuse(other, grant, head)
+        else:
+            # The settle has seen the head as pending. The mark comes before its change.
+            stopped = Pause(other, monkeypatch, "held_key", "update_one")
+            settling = asyncio.create_task(refuse(other, grant, head))
+            await stopped.reached()
+            inside.go.set()
+            await mark
+            stopped.go.set()
+            await settling
+        assert await self.count(other) == ({Status.PUBLISHED: 1} if keep else {})
+        assert await other.held_keys(grant) == set()
+        assert not await other.dead_letters()
+
+    @pytest.mark.parametrize("keep", [True, False])
+    async def test_a_late_mark_waits_for_a_settle_that_has_changed_the_event(
+        self, store: MongoStore, other: MongoStore, monkeypatch: pytest.MonkeyPatch, keep: bool
+    ) -> None:
+        grant, (head,), inside, mark = await self._late_mark(store, other, monkeypatch, self.event(), keep=keep)
+        stopped = Pause(other, monkeypatch, "event", "bulk_write", after=True)
+        settling = asyncio.create_task(self.fail_head(other, grant, head))
+        await stopped.reached()
+        inside.go.set()
+        await asyncio.sleep(0.05)
+        stopped.go.set()
+        await asyncio.gather(mark, settling)
+        assert await self.count(other) == {Status.FAILED: 1}
+        assert await self.read_due(other, grant) == (head.key, [head._replace(status=Status.FAILED, attempts=1)])
+
+    @pytest.mark.parametrize("keep", [True, False])
+    @pytest.mark.parametrize("action", ["replay", "discard"])
+    async def test_a_late_mark_undoes_nothing_that_an_operator_did(
+        self, store: MongoStore, other: MongoStore, monkeypatch: pytest.MonkeyPatch, action: str, keep: bool
+    ) -> None:
+        events = self.events(2)
+        grant, (skipped, blocked), inside, mark = await self._late_mark(store, other, monkeypatch, *events, keep=keep)
+        await settle(other, Settlement(grant, dead=[Failure(skipped, "refused", 1)]))
+        await self.kill_head(other, grant, blocked)
+        await getattr(other, action)(refs(skipped, blocked), "olga")
+        inside.go.set()
+        await mark
+        replayed = {Status.PENDING: 1, Status.FAILED: 1} if action == "replay" else {}
+        assert await self.count(other) == replayed
+        assert ids(await self.read(other, grant)) == ([skipped.id] if replayed else [])
+        run = await self.read_due(other, grant)
+        assert run is not None
+        assert ids(run[1]) == ([blocked.id] if replayed else [])
+
+    @pytest.mark.parametrize("action", ["replay", "discard"])
+    async def test_a_key_is_not_parked_again_for_a_head_that_an_operator_has_acted_on(
+        self, store: MongoStore, action: str
+    ) -> None:
+        grant, key = await self.own(store), self.key()
+        head, behind = await self.write(store, grant, *self.events(2, key=key))
+        await self.fail_head(store, grant, head, behind)
+        parked = {key: Hold(HoldMode.PARKED, PAST, head.id)}
+        await settle(store, Settlement(grant, dead=[Failure(head, "refused", 2)], hold_keys=parked))
+        run = await store.read_due(grant, 10, 1000)
+        assert run is not None
+        assert ids(run.events) == [behind.id]
+        await getattr(store, action)(refs(head), "olga")
+        await settle(store, Settlement(grant, dead=[Failure(run.events[0], PARKED, 0)], hold_keys=parked))
+        run = await store.read_due(grant, 10, 1000)
+        assert run is not None
+        assert (run.mode, run.dead_head) == (HoldMode.RETRYING, None)
+        assert ids(run.events) == ([head.id] if action == "replay" else [])
 
     @pytest.mark.parametrize("action", ["replay", "discard"])
     @pytest.mark.parametrize("first", ["settle", "operator"])

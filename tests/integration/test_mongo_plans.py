@@ -1,6 +1,6 @@
 """The cost of the frequent commands of the store on MongoDB: they are recorded and explained by the server."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -28,8 +28,9 @@ _OWN = ("$db", "lsid", "$clusterTime", "txnNumber", "startTransaction", "autocom
 class Recorded:
     """A large outbox with a held hot key, nine tenths of it settled, and the commands that its store sends."""
 
-    def __init__(self, store: MongoStore, recorder: Recorder, grant: Grant) -> None:
-        self.store, self.recorder, self.grant = store, recorder, grant
+    def __init__(self, store: MongoStore, recorder: Recorder, grants: Sequence[Grant]) -> None:
+        self.store, self.recorder, self.grants = store, recorder, grants
+        self.grant = grants[0]
 
     async def explain(self, name: str, collection: str = "event") -> list[dict[str, Any]]:
         """The statistics of the recorded commands of this name on this collection."""
@@ -88,7 +89,7 @@ async def large(mongo: Mongo) -> AsyncIterator[Recorded]:
     await events.update_many({"stream": "later"}, [{"$set": later}])
     await store.announce(STREAM, Mode.ORDERED, "memory")
     await store.join(STREAM, "ann", 600)
-    grant = next(each for each in await store.take(STREAM, "ann", 4, 600) if each.shard == 0)
+    grants = sorted(await store.take(STREAM, "ann", 4, 600), key=lambda grant: grant.shard)
     head = await events.find_one({"key": HOT}, {"_id": 1}, sort=[("seq", 1)])
     assert head is not None
     await events.update_many({"key": HOT}, {"$set": {"status": "held"}})
@@ -97,7 +98,7 @@ async def large(mongo: Mongo) -> AsyncIterator[Recorded]:
     )
     await move(store, "held_key", "next_attempt_at", 0.0)
     recorder.sent.clear()
-    yield Recorded(store, recorder, grant)
+    yield Recorded(store, recorder, grants)
     await store.close()
 
 
@@ -108,6 +109,36 @@ async def test_a_read_walks_the_ready_index_from_its_head(large: Recorded) -> No
     assert indexes == {"ready"}
     assert keys <= BATCH + 1
     assert documents <= BATCH
+
+
+async def test_a_read_of_several_shards_walks_the_ready_index_without_sorting(large: Recorded) -> None:
+    counts = []
+    for limit in (BATCH, 4 * EVENTS):
+        parts = await large.store.read(large.grants, limit, 10**7)
+        counts.append({part.shard: len(part.events) for part in parts})
+        (explained,) = await large.explain("find")
+        keys, documents, indexes = cost(explained)
+        assert indexes == {"ready"}
+        assert keys <= sum(counts[-1].values()) + 2 * len(large.grants)
+        assert documents == sum(counts[-1].values())
+        assert not [each for each in nodes(explained) if str(each.get("stage", "")).startswith("SORT")]
+    assert counts[0] == {0: BATCH}
+    assert counts[1].keys() == {0, 1, 2, 3}
+
+
+async def test_a_turn_on_several_shards_is_four_commands_and_an_empty_read_is_one(large: Recorded) -> None:
+    parts = await large.store.read(large.grants, EVENTS, 10**7)
+    assert [next(iter(command)) for command in large.recorder.sent] == ["find", "aggregate"]
+    large.recorder.sent.clear()
+    settlements = [
+        Settlement(grant, published=part.events[:2]) for grant, part in zip(large.grants, parts, strict=True)
+    ]
+    assert len(await large.store.settle(settlements)) == 4
+    assert [next(iter(command)) for command in large.recorder.sent] == ["find", "update"]
+    large.recorder.sent.clear()
+    assert not await large.store.read([grant._replace(stream="empty") for grant in large.grants], BATCH, 10**6)
+    assert [next(iter(command)) for command in large.recorder.sent] == ["find"]
+    large.recorder.sent.clear()
 
 
 async def test_a_due_key_is_read_by_the_held_index(large: Recorded) -> None:

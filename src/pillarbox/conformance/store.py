@@ -48,7 +48,8 @@ class StoreContract(
     ``damage``.
 
     features: those of the store. durable: False where nothing outlives the process. concurrent_writers: False where no
-    transaction stays open while others commit. wait_seconds: how long a late row may take to be found.
+    transaction stays open while others commit. fenced_marks: False where an owner that is losing its shard at this
+    moment may still mark events as published. wait_seconds: how long a late row may take to be found.
     Every test has an outbox of its own. Leases run out because they are given a past, never by waiting.
     """
 
@@ -89,7 +90,7 @@ class StoreContract(
             nonlocal lost
             chance = random.Random(worker)
             await self.join(connection, STREAM, worker, LEASE)
-            while sum(map(len, settled.values())) < _EVENTS:
+            while sum(len(set(seqs)) for seqs in settled.values()) < _EVENTS:
                 for grant in await connection.take(STREAM, worker, 2, LEASE):
                     events = await read(connection, grant, chance.randint(1, 20), MAX_BYTES)
                     if chance.random() < 0.3:
@@ -109,6 +110,7 @@ class StoreContract(
         async with asyncio.timeout(60):
             await asyncio.gather(*(work(*each) for each in workers))
         assert await self.count(store) == {Status.PUBLISHED: _EVENTS}
-        assert sum(map(len, settled.values())) == _EVENTS, "an event was settled twice"
+        if self.fenced_marks:
+            assert sum(map(len, settled.values())) == _EVENTS, "an event was settled twice"
         for seqs in settled.values():
-            assert seqs == sorted(set(seqs))
+            assert list(dict.fromkeys(seqs)) == sorted(set(seqs))

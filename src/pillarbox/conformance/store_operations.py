@@ -186,7 +186,7 @@ class OperatorTests(StoreSetup):
         assert [event._replace(seq=0) for event in found] == [event._replace(seq=0) for event in wanted]
         assert not await store.dead_letters()
         assert await self.count(store) == {Status.PENDING: 3}
-        await self.publish(store, grant, *events)
+        await self.publish(store, grant, *found)
         assert await self.count(store) == {Status.PUBLISHED: 3}
 
     @pytest.mark.asyncio

@@ -218,7 +218,7 @@ class PollTests(StoreSetup):
         assert (await store.poll(STREAM, "ann", grants[:2])).ready == {0}
         assert (await store.poll(STREAM, "ann", [])).ready == frozenset()
         assert (await store.poll(STREAM, "ann", None)).ready == {0, 2, 3}
-        await self.publish(store, grants[0], events[0])
+        await self.publish(store, grants[0], *await self.read(store, grants[0]))
         await self.fail_head(store, grants[2], events[1])
         assert (await store.poll(STREAM, "ann", grants)).ready == {3}
 

@@ -47,6 +47,7 @@ class StoreSetup:
     features: ClassVar[Features] = Features()
     durable: ClassVar[bool] = True
     concurrent_writers: ClassVar[bool] = True
+    fenced_marks: ClassVar[bool] = True
     wait_seconds: ClassVar[float] = 15.0
 
     @pytest.fixture

@@ -36,7 +36,7 @@ class UnreadableTests(StoreSetup):
         run = await store.read_due(grant, 1000, MAX_BYTES)
         assert run is not None
         assert (ids(run.events), run.unreadable) == ([head.id], "")
-        await self.publish(store, grant, head)
+        await self.publish(store, grant, *run.events)
         run = await store.read_due(grant, 1000, MAX_BYTES)
         assert run is not None
         assert ids(run.events) == [bad.id]

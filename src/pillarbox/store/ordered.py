@@ -42,8 +42,12 @@ class Turns(Protocol):
         ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
-        """Write the results of a turn, each shard's in one transaction. Returns for each shard which keys of its
-        settlement are held now. A shard that is missing from the result is lost: nothing of it was changed."""
+        """Write the results of a turn. Returns for each shard which keys of its settlement are held now. A shard that
+        is missing from the result is lost: nothing of it was changed.
+
+        A settlement is one transaction, and an owner that has lost its shard changes nothing. One exception: where all
+        events of a settlement were pending and are published, a store may mark them one by one, and an owner that is
+        losing its shard at this moment may still do so. It must change only events that are still pending."""
         ...
 
     async def note_suspect(self, grant: Grant, event_id: UUID | None, alone: int = 0) -> None:

@@ -91,7 +91,7 @@ class Hold(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The results of a turn on one shard, written in one transaction."""
+    """The results of a turn on one shard, written together."""
 
     grant: Grant
     published: Sequence[Event] = ()

@@ -20,6 +20,7 @@ from pillarbox.stores.mongo.dead_letters import DeadLetters
 from pillarbox.stores.mongo.held_keys import HeldKeys
 from pillarbox.stores.mongo.insights import MongoInsights
 from pillarbox.stores.mongo.leases import Leases
+from pillarbox.stores.mongo.marks import Marks
 from pillarbox.stores.mongo.migration import MongoSchema
 from pillarbox.stores.mongo.operator import MongoOperator
 from pillarbox.stores.mongo.reentry import Reentry
@@ -65,11 +66,12 @@ class MongoStore(ComposedStore):
         sessions = SettlingSessions(database)
         watcher = Watcher(database) if wake_up else None
         held_keys, dead_letters, reentry = HeldKeys(database), DeadLetters(database), Reentry(database)
+        leases = Leases(database, sessions)
         super().__init__(
             database,
             outbox,
             serving=MongoServing(database, reentry, watcher),
-            turns=MongoTurns(database, sessions, Leases(database, sessions), held_keys, dead_letters),
+            turns=MongoTurns(database, sessions, leases, Marks(database, leases), held_keys, dead_letters),
             claims=MongoClaims(database, dead_letters),
             retention=MongoRetention(database),
             operator=MongoOperator(database, held_keys, reentry),

@@ -26,6 +26,9 @@ def fence(grant: Grant) -> Document:
     return {"stream": grant.stream, "shard": grant.shard, "token": grant.token, "owner": grant.worker}
 
 
+_OWNED: Final[Document] = {"_id": 0, "shard": 1, "token": 1, "owner": 1}
+
+
 def _taken(worker: str, seconds: float, session: Any) -> Document:
     """The change of a lease for its new owner. An owner that did not give it back has crashed."""
     return {
@@ -89,6 +92,22 @@ class Leases:
         await self._sessions.end_left_open(lease)
         return await take()
 
+    async def owned(self, grants: Sequence[Grant], session: Session) -> Sequence[Grant]:
+        """The grants that still own their shard, asked by one command. All are of one stream."""
+        found = self._db.collection("lease").find(_leases_of(grants), _OWNED, session=session)
+        return _valid(grants, await found.to_list())
+
+    async def served(self, grants: Sequence[Grant], session: Session) -> Sequence[Grant]:
+        """As ``owned``; none while the stream is paused."""
+        stopped = [{"$match": {"_id": grants[0].stream, "paused": True}}, {"$project": {"_id": 0, "paused": 1}}]
+        ask: list[Document] = [
+            {"$match": _leases_of(grants)},
+            {"$project": _OWNED},
+            {"$unionWith": {"coll": self._db.names["stream"], "pipeline": stopped}},
+        ]
+        found = await (await self._db.collection("lease").aggregate(ask, session=session)).to_list()
+        return [] if any("paused" in row for row in found) else _valid(grants, found)
+
     async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
         change = [{"$set": {"lease_until": later(seconds)}}]
         held = [grant for grant in grants if await self._change(grant, change)]
@@ -114,3 +133,13 @@ class Leases:
         async with self._db.session() as session:
             done = await self._db.collection("lease").update_one(fence(grant), change, session=session)
         return bool(done.matched_count)
+
+
+def _leases_of(grants: Sequence[Grant]) -> Document:
+    return {"stream": grants[0].stream, "shard": {"$in": [grant.shard for grant in grants]}}
+
+
+def _valid(grants: Sequence[Grant], leases: Sequence[Document]) -> Sequence[Grant]:
+    """The grants whose token is in the leases that were read."""
+    valid = {(lease["shard"], lease["token"], lease["owner"]) for lease in leases}
+    return [grant for grant in grants if (grant.shard, grant.token, grant.worker) in valid]

@@ -1,5 +1,6 @@
 """Membership, polling and sleep of workers on MongoDB."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -17,51 +18,41 @@ from pillarbox.stores.mongo.reentry import Reentry
 from pillarbox.stores.mongo.wake import Watcher
 
 _LONG_AGO_SECONDS: Final = 86_400.0
-# A poll first reads the shards of this many oldest events: a branch per shard costs several times as much. Only a shard
-# behind so many events can be missed.
+# A poll first reads the shards of this many events and held keys: a branch per shard costs several times as much. A
+# shard that is hidden behind so many is asked for by itself.
 _POLLED: Final = 64
 _NEW_LEASE: Final[Document] = {"$setOnInsert": {"owner": None, "token": 0, "crashes": 0}}
 
 
-def _work_of(names: Mapping[str, str], stream: str, worker: str, shards: Sequence[int]) -> list[Document]:
+def _work_of(names: Mapping[str, str], stream: str, shards: Sequence[int], *, owned: bool) -> list[Document]:
     """On the streams' collection: the stream's workers and the work of these shards. Each branch gives documents of one
-    field, whose name says which answer it is."""
+    field, whose name says which answer it is. No branch groups: that costs more than the branch itself.
+
+    owned: by a worker of an ordered stream, which has no suspects."""
     mine = {"stream": stream, "shard": {"$in": list(shards)}}
     due = {"stream": stream, **past("next_attempt_at")}
-    before = {"$cond": [{"$lt": ["$name", literal(worker)]}, 1, 0]}
 
-    def branch(name: str, *stages: Document) -> Document:
-        return {"$unionWith": {"coll": names[name], "pipeline": list(stages)}}
+    def branch(name: str, match: Document, answer: str, value: Any, *more: Document) -> Document:
+        stages = [{"$match": match}, *more, {"$project": {"_id": 0, answer: value}}]
+        return {"$unionWith": {"coll": names[name], "pipeline": stages}}
 
-    def any_event(answer: str, match: Document) -> Document:
-        return branch("event", {"$match": match}, {"$limit": 1}, {"$project": {"_id": 0, answer: literal(1)}})
-
+    one, some = {"$limit": 1}, {"$limit": _POLLED}
     return [
         {"$match": {"_id": stream, "paused": True}},
         {"$project": {"_id": 0, "paused": 1}},
-        branch(
-            "worker",
-            {"$match": {"stream": stream, **ALIVE}},
-            {"$group": {"_id": None, "live": {"$sum": 1}, "rank": {"$sum": before}}},
-            {"$unset": "_id"},
-        ),
-        branch("lease", {"$match": {"stream": stream, **FREE}}, {"$count": "free"}),
-        any_event("scheduled", {**due, "suspect": None}),
-        any_event("suspects", {**due, "suspect": {"$gt": 0}}),
-        branch(
-            "held_key",
-            {"$match": {**mine, **past("next_attempt_at")}},
-            {"$group": {"_id": "$shard"}},
-            {"$project": {"_id": 0, "due": "$_id"}},
-        ),
-        branch(
-            "event",
-            {"$match": {**mine, "status": "pending"}},
-            {"$sort": {"seq": 1}},
-            {"$limit": _POLLED},
-            {"$project": {"_id": 0, "ready": "$shard"}},
-        ),
+        branch("worker", {"stream": stream, **ALIVE}, "worker", "$name"),
+        branch("lease", {"stream": stream, **FREE}, "free", "$shard"),
+        branch("event", {**due, "suspect": None}, "scheduled", literal(1), one),
+        branch("held_key", {**mine, **past("next_attempt_at")}, "due", "$shard", some),
+        branch("event", {**mine, "status": "pending"}, "ready", "$shard", {"$sort": {"seq": 1}}, some),
+        *([] if owned else [branch("event", {**due, "suspect": {"$gt": 0}}, "suspects", literal(1), one)]),
     ]
+
+
+def _due_of(stream: str, shards: Sequence[int]) -> list[Document]:
+    """On the held keys' collection: those of these shards that have one whose time has come."""
+    mine = {"stream": stream, "shard": {"$in": list(shards)}, **past("next_attempt_at")}
+    return [{"$match": mine}, {"$group": {"_id": "$shard"}}]
 
 
 def _ready_of(events: str, stream: str, shards: Sequence[int]) -> list[Document]:
@@ -112,24 +103,26 @@ class MongoServing:
 
     async def poll(self, stream: str, worker: str, grants: Sequence[Grant] | None) -> Work:
         shards = list(range(self._db.outbox.shards)) if grants is None else [grant.shard for grant in grants]
-        pipeline = _work_of(self._db.names, stream, worker, shards)
-        answers: dict[str, list[Any]] = {}
+        pipeline = _work_of(self._db.names, stream, shards, owned=grants is not None)
+        answers: defaultdict[str, list[Any]] = defaultdict(list)
         with self._db.commands():
             async for answer in await self._db.collection("stream").aggregate(pipeline):
                 for name, value in answer.items():
-                    answers.setdefault(name, []).append(value)
-            seen = answers.get("ready", [])
-            ready = set(seen)
-            if len(seen) == _POLLED and (hidden := [shard for shard in shards if shard not in ready]):
+                    answers[name].append(value)
+            ready, due = set(answers["ready"]), set(answers["due"])
+            if len(answers["ready"]) == _POLLED and (hidden := [shard for shard in shards if shard not in ready]):
                 pipeline = _ready_of(self._db.names["event"], stream, hidden)
                 ready |= {found["ready"] async for found in await self._db.collection("event").aggregate(pipeline)}
+            if len(answers["due"]) == _POLLED and (hidden := [shard for shard in shards if shard not in due]):
+                pipeline = _due_of(stream, hidden)
+                due |= {found["_id"] async for found in await self._db.collection("held_key").aggregate(pipeline)}
         return Work(
             paused="paused" in answers,
-            live=answers.get("live", [0])[0],
-            rank=answers.get("rank", [0])[0],
-            free=answers.get("free", [0])[0],
+            live=len(answers["worker"]),
+            rank=sum(name < worker for name in answers["worker"]),
+            free=len(answers["free"]),
             ready=frozenset(ready),
-            due=frozenset(answers.get("due", ())),
+            due=frozenset(due),
             scheduled="scheduled" in answers,
             suspects="suspects" in answers,
         )

@@ -16,17 +16,14 @@ from pillarbox.stores.mongo.dead_letters import DeadLetters, deaths
 from pillarbox.stores.mongo.expressions import failed, past
 from pillarbox.stores.mongo.held_keys import WAITS_FOR_KEY, HeldKeys
 from pillarbox.stores.mongo.leases import Leases, fence
+from pillarbox.stores.mongo.marks import Marks, mark, only_marks
 from pillarbox.stores.mongo.settling import SettlingSessions
 from pillarbox.stores.outbox_info import lost
 
 _USUAL_BYTES: Final = 1000.0
 # The states from which a settle moves an event. A settle that is run again finds others and changes nothing.
 _UNSETTLED: Final[Document] = {"status": {"$in": ["pending", "failed", "held"]}}
-_PUBLISHED: Final[Document] = {
-    "$set": {"status": "published"},
-    "$currentDate": {"published_at": True},
-    "$inc": {"attempts": 1},
-}
+_IN_ORDER: Final = [("shard", 1), ("seq", 1)]
 
 
 class MongoTurns:
@@ -37,11 +34,14 @@ class MongoTurns:
         database: MongoDatabase,
         sessions: SettlingSessions,
         leases: Leases,
+        marks: Marks,
         held_keys: HeldKeys,
         dead_letters: DeadLetters,
     ) -> None:
         self._db = database
         self._sessions = sessions
+        self._leases = leases
+        self._marks = marks
         self._held_keys = held_keys
         self._dead_letters = dead_letters
         self._event_bytes = _USUAL_BYTES  # the size of a payload, as the last read found it
@@ -54,20 +54,24 @@ class MongoTurns:
             return {row["key"] async for row in found}
 
     async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
-        parts = [await self._read_shard(grant, limit, max_bytes) for grant in grants]
-        return [part for part in parts if part is not None]
-
-    async def _read_shard(self, grant: Grant, limit: int, max_bytes: int) -> Part | None:
-        if limit <= 0:
-            return None
-        pending = {**_shard(grant), "status": "pending"}
+        if limit <= 0 or not grants:
+            return []
+        stream = grants[0].stream
+        pending = {"stream": stream, "shard": {"$in": [grant.shard for grant in grants]}, "status": "pending"}
         async with self._db.session() as session:
             documents = await self._documents(pending, "ready", limit, max_bytes, session)
+            if not documents:
+                return []
+            shards: dict[int, list[Document]] = {}
+            for document in documents:
+                shards.setdefault(document["shard"], []).append(document)
             # After the events: a lease that is valid now was valid while they were read.
-            if not documents or not await self._owns(grant, session):
-                return None
-        events, reason = readable(documents, Status.PENDING)
-        return Part(grant.shard, grant.token, events, unreadable=reason)
+            owned = await self._leases.served([grant for grant in grants if grant.shard in shards], session)
+        parts = []
+        for grant in owned:
+            events, reason = readable(shards[grant.shard], Status.PENDING)
+            parts.append(Part(grant.shard, grant.token, events, unreadable=reason))
+        return parts
 
     async def read_due(self, grant: Grant, limit: int, max_bytes: int) -> KeyRun | None:
         if limit <= 0:
@@ -80,22 +84,19 @@ class MongoTurns:
                 return None
             waiting = {**_shard(grant), "key": due["key"], **WAITS_FOR_KEY}
             documents = await self._documents(waiting, "held", limit, max_bytes, session)
-            if not await self._owns(grant, session):
+            if not await self._leases.owned([grant], session):
                 return None
         events, reason = readable(documents, None)
         return KeyRun(due["key"], HoldMode(due["mode"]), events, due.get("dead_head"), unreadable=reason)
 
-    async def _owns(self, grant: Grant, session: Session) -> bool:
-        return await self._db.collection("lease").find_one(fence(grant), {"_id": 1}, session=session) is not None
-
     async def _documents(
         self, where: Document, index: str, limit: int, max_bytes: int, session: Session
     ) -> list[Document]:
-        """Events in order of seq, with up to ``max_bytes`` of payload; at least one, of any size."""
+        """Events in order of shard and seq, with up to ``max_bytes`` of payload; at least one, of any size."""
         # A page can have 16 MB: ask only for as much as is likely to be used.
         likely = max(1, min(limit, int(1.25 * max_bytes / self._event_bytes)))
         cursor = self._db.snapshot("event").find(
-            where, sort=[("seq", 1)], limit=limit, batch_size=likely, hint=index, session=session
+            where, sort=_IN_ORDER, limit=limit, batch_size=likely, hint=index, session=session
         )
         found: list[Document] = []
         total = 0
@@ -113,10 +114,12 @@ class MongoTurns:
         return found
 
     async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
-        held: dict[int, Collection[str]] = {}
+        marks = [settlement for settlement in settlements if only_marks(settlement)]
+        held: dict[int, Collection[str]] = dict.fromkeys(await self._marks.write(marks), ())
         for settlement in settlements:
-            with suppress(LeaseLost):
-                held[settlement.grant.shard] = await self._settle_shard(settlement)
+            if not only_marks(settlement):
+                with suppress(LeaseLost):
+                    held[settlement.grant.shard] = await self._settle_shard(settlement)
         return held
 
     async def _settle_shard(self, settlement: Settlement) -> Collection[str]:
@@ -146,11 +149,15 @@ class MongoTurns:
         parked = [event for event in settlement.held if modes.get(event.key or "") == HoldMode.PARKED]
         held = [event for event in settlement.held if event.key in modes and modes[event.key] != HoldMode.PARKED]
         # Without transactions a key must be held before its head is marked as failed.
+        passed = await self._passed(settlement, session)
         for key, hold in settlement.hold_keys.items():
-            await self._held_keys.hold(place, key, hold, session)
-            modes[key] = hold.mode
-        await self._publish(settlement, session)
+            if key not in passed:
+                await self._held_keys.hold(place, key, hold, session)
+                modes[key] = hold.mode
         events = self._db.collection("event")
+        if settlement.published:
+            mine = {"_id": identities(settlement.published, stream), **_UNSETTLED}
+            await mark(events, mine, session, keep=settlement.keep_published)
         if settlement.failed:
             changes = [
                 UpdateOne({"_id": identity(failure.event.id, stream), **_UNSETTLED}, failed(failure))
@@ -167,14 +174,24 @@ class MongoTurns:
                 modes.pop(key, None)
         return modes.keys()
 
-    async def _publish(self, settlement: Settlement, session: Session | None) -> None:
-        if not settlement.published:
-            return
-        mine = {"_id": identities(settlement.published, settlement.grant.stream), **_UNSETTLED}
-        if settlement.keep_published:
-            await self._db.collection("event").update_many(mine, _PUBLISHED, session=session)
-        else:
-            await self._db.collection("event").delete_many(mine, session=session)
+    async def _passed(self, settlement: Settlement, session: Session | None) -> Collection[str]:
+        """The keys to hold whose head is not there any more: the last owner has marked it as published, or an operator
+        has acted on it. Nothing would release such a key."""
+        own = {failure.event.id: failure.event.key for failure in (*settlement.failed, *settlement.dead)}
+        heads = {key: {hold.dead_head} - {None} for key, hold in settlement.hold_keys.items()}
+        for event_id, key in own.items():
+            if key in heads:
+                heads[key].add(event_id)
+        wanted = [identity(head, settlement.grant.stream) for some in heads.values() for head in some if head]
+        if not wanted:
+            return ()
+        mine = {"_id": {"$in": wanted}}
+        waiting = self._db.collection("event").find({**mine, **_UNSETTLED}, {"_id": 1}, session=session)
+        dead = self._db.collection("dead_letter").find(mine, {"_id": 1}, session=session)
+        # A head that waits and is not in this settlement was replayed.
+        there = {each["_id"]["id"] for each in await waiting.to_list()} & own.keys()
+        there |= {each["_id"]["id"] for each in await dead.to_list()}
+        return {key for key, some in heads.items() if not some <= there}
 
 
 def _shard(grant: Grant) -> Document:
