@@ -14,6 +14,8 @@ from subprocess import SubprocessError
 from types import TracebackType
 from typing import ClassVar, Self
 
+import psutil
+
 from . import process
 from .errors import MissingError, ServerError, StartError
 
@@ -89,6 +91,18 @@ class Server(ABC):
     @property
     def running(self) -> bool:
         return self._main is not None and self._main.poll() is None
+
+    def cpu_seconds(self) -> float:
+        """The CPU time of all its processes since the start, also of those that have ended."""
+        if self._main is None:
+            raise ServerError(f"{self.name} has no process before start() or after stop()")
+        main = psutil.Process(self._main.pid)
+        seconds = 0.0
+        for each in main.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                seconds += sum(each.cpu_times()[:2])
+        # User and system time of the process itself, and of the children whose end it has seen.
+        return seconds + sum(main.cpu_times()[:4])
 
     def start(self) -> Self:
         """Returns when the server takes work. A failed start leaves nothing behind."""
