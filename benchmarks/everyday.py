@@ -13,8 +13,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import psutil
-
 from benchmarks.bed import Bed, say
 from benchmarks.child import Child
 from benchmarks.costs import STORES, Database, database
@@ -22,6 +20,7 @@ from benchmarks.report import Row, percentiles, short
 from benchmarks.scale import Scale
 from benchmarks.trees import Tree
 from benchmarks.watch import Arrivals
+from servers.process import cpu_seconds
 
 RATES = (20, 200, 1000)
 _WARM_UP_SECONDS = 2.0
@@ -71,9 +70,9 @@ def _more_of_each(one: Counter[str], other: Counter[str]) -> Counter[str]:
     return Counter({kind: one[kind] - other[kind] for kind in one | other if one[kind] != other[kind]})
 
 
-def spent(store: Database, relay: psutil.Process | None) -> Spent:
-    used = sum(relay.cpu_times()[:2]) if relay else 0.0
-    return Spent(used, store.cpu_seconds(), store.statements())
+def spent(store: Database, relay: int | None) -> Spent:
+    """relay: the id of its process; None: there is none."""
+    return Spent(cpu_seconds(relay) if relay else 0.0, store.cpu_seconds(), store.statements())
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import psutil
-
 from benchmarks.bed import Bed, say
 from benchmarks.child import Child
 from benchmarks.costs import STORES, Database, database
@@ -52,7 +50,7 @@ def figures(cost: Spent, alone: Spent, seconds: float) -> Figures:
     )
 
 
-def _at_rest(on: Database, relay: psutil.Process | None, seconds: float) -> Spent:
+def _at_rest(on: Database, relay: int | None, seconds: float) -> Spent:
     before = spent(on, relay)
     time.sleep(seconds)
     return spent(on, relay).since(before)

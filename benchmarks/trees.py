@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from benchmarks.child import ROOT
 
 _STOP_SECONDS = 30.0
@@ -43,8 +41,8 @@ class Tree:
         self._run(["-m", "pillarbox", "init"], folder, {"PILLARBOX_STORE": url})
 
     @contextmanager
-    def relay(self, url: str, to: str, folder: Path) -> Iterator[psutil.Process]:
-        """Run the relay until the end of the block. SIGTERM ends it."""
+    def relay(self, url: str, to: str, folder: Path) -> Iterator[int]:
+        """Run the relay until the end of the block; gives the id of its process. SIGTERM ends it."""
         log = folder / "relay.log"
         environment = self._environment({"PILLARBOX_STORE": url, "PILLARBOX_TO": to})
         with log.open("w") as output:
@@ -59,7 +57,7 @@ class Tree:
                 start_new_session=True,
             )
         try:
-            yield psutil.Process(process.pid)
+            yield process.pid
             ended = process.poll()
         except Exception as error:
             raise TreeError(f"{error}; the log of the relay of {self.name} ends:\n{_last_lines(log)}") from error

@@ -99,10 +99,10 @@ class Server(ABC):
         main = psutil.Process(self._main.pid)
         seconds = 0.0
         for each in main.children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                seconds += sum(each.cpu_times()[:2])
-        # User and system time of the process itself, and of the children whose end it has seen.
-        return seconds + sum(main.cpu_times()[:4])
+            with suppress(OSError):  # it has just ended
+                seconds += process.cpu_seconds(each.pid)
+        ended = main.cpu_times()
+        return seconds + process.cpu_seconds(main.pid) + ended.children_user + ended.children_system
 
     def start(self) -> Self:
         """Returns when the server takes work. A failed start leaves nothing behind."""

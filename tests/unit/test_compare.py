@@ -154,4 +154,6 @@ class TestTree:
             broken.relay("sqlite:///a.db", "stdout:", tmp_path) as relay,
         ):
             # psutil's own wait would take the exit code away.
-            wait_until(lambda: relay.status() == psutil.STATUS_ZOMBIE, seconds=60, what="the relay to end")
+            wait_until(
+                lambda: psutil.Process(relay).status() == psutil.STATUS_ZOMBIE, seconds=60, what="the relay to end"
+            )
