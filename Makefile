@@ -74,7 +74,7 @@ coverage: env ## the same tests with coverage; lists the files with the least (S
 	@$(PY) -m coverage run -m pytest $(SELECTION); code=$$?; \
 	$(PY) -m coverage combine --quiet && $(PY) -m coverage report && $(PY) -m coverage html --quiet; exit $$code
 
-bench: env servers ## measure us, a bare script and peers in ten minutes, into build/bench.json (ARGS=--all for every row)
+bench: env servers ## measure us, a bare script and peers in a quarter of an hour, into build/bench.json (ARGS=--all for every row)
 	@$(PY) -m benchmarks $(ARGS)
 
 compare: env ## measure this tree against another commit, in turn (BASE=HEAD ROWS="postgres-kafka add" ROUNDS=7)

@@ -99,6 +99,15 @@ class Bed:
         return _bench(server)
 
     @cached_property
+    def counting_postgres(self) -> Postgres:
+        """A second PostgreSQL that counts statements, so that counting does not slow down the first one."""
+        server = Postgres(settings={**POSTGRES_SETTINGS, "shared_preload_libraries": "pg_stat_statements"})
+        server.start()
+        self._stack.callback(server.close)
+        print("server    PostgreSQL, a second one (pg_stat_statements, fsync on)", flush=True)
+        return server
+
+    @cached_property
     def mysql(self) -> MySQL:
         return self._started(MySQL(settings=MYSQL_SETTINGS))
 

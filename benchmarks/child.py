@@ -20,12 +20,20 @@ class Child:
 
     It starts at once and waits for its settings. It stops when its input ends, and so also when this process ends.
     python: the interpreter of another environment. It sees this checkout, but no installed package of ours.
+    source: the folder from which it imports pillarbox, which may be that of another tree.
     """
 
-    def __init__(self, module: str, settings: dict[str, Any] | None, folder: Path, python: Path | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        settings: dict[str, Any] | None,
+        folder: Path,
+        python: Path | None = None,
+        source: Path | None = None,
+    ) -> None:
         self._module = module
         inherited = [] if python else filter(None, [os.environ.get("PYTHONPATH")])
-        paths = [str(ROOT), *inherited]
+        paths = [*([str(source)] if source else []), str(ROOT), *inherited]
         self._process = subprocess.Popen(
             [str(python or sys.executable), "-m", f"benchmarks.{module}"],
             stdin=subprocess.PIPE,

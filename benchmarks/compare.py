@@ -1,7 +1,10 @@
 """`python -m benchmarks.compare BASE [--only ROW ...] [--rounds N] [--quick]`: this tree against another commit.
 
-Each round runs the benchmark of both trees, and every second round begins with the other tree. A side is a process with
-its own servers, and it uses the code and the benchmark of its own tree. The ratio is taken within a round.
+Each round measures both trees, and every second round begins with the other tree. The ratio is taken within a round.
+
+Most rows run the benchmark of each tree: a side is a process with its own servers, and it uses the code and the
+benchmark of its own tree. The rows of everyday rates and of idle relays use the benchmark of this tree for both: it
+starts the relay and the writers of each tree in turn, on the same servers. So the base needs no such rows.
 """
 
 import argparse
@@ -13,20 +16,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bed import say
+from benchmarks import drains, everyday, idle
+from benchmarks.bed import Bed, say
 from benchmarks.child import ROOT
-from benchmarks.report import aligned
+from benchmarks.report import aligned, short
 from benchmarks.rounds import in_turn
+from benchmarks.rows import named
+from benchmarks.scale import QUICK, Scale
+from benchmarks.trees import Tree, TreeError
 
 ROWS = ("postgres-kafka", "mongo-kafka", "sqlite-kafka", "add")
 ROUNDS = 7
+DRIVEN = {**everyday.COMPARED, **idle.COMPARED}
+"""The rows for which this tree drives the relays of both."""
 _HEAD = ("row", "speed", "low", "high", "CPU", "low", "high", "floor")
+_DRIVEN_HEAD = ("row", "figure", "base", "this tree", "ratio", "low", "high")
 
 
 class CompareError(Exception):
@@ -118,6 +129,41 @@ def _spread(ratios: Sequence[float]) -> list[str]:
     return [f"{each:.3f}" for each in (statistics.median(ratios), min(ratios), max(ratios))]
 
 
+Driven = Mapping[str, Sequence[Mapping[str, float]]]
+"""By row: for each round, the figures by name."""
+
+
+def driven_table(ours: Driven, base: Driven) -> str:
+    """For each figure of each row: the medians of both trees, and this tree divided by the base within a round."""
+    lines = [list(_DRIVEN_HEAD)]
+    for row, rounds in ours.items():
+        for name in rounds[0]:
+            pairs = [(mine[name], other[name]) for mine, other in zip(rounds, base[row], strict=True)]
+            medians = [f"{short(statistics.median(side)):,}" for side in reversed(list(zip(*pairs, strict=True)))]
+            # A difference of two measurements may be zero or less, and is then no base for a ratio.
+            ratios = [mine / other for mine, other in pairs if other > 0]
+            lines.append([row, name, *medians, *_spread(ratios)])
+    return aligned(lines, left=(0, 1))
+
+
+def driven(
+    bed: Bed, trees: tuple[Tree, Tree], names: Sequence[str], rounds: int, scale: Scale
+) -> tuple[dict[str, list[dict[str, float]]], dict[str, list[dict[str, float]]]]:
+    """The figures of both trees. Each row is complete before the next begins."""
+    ours: dict[str, list[dict[str, float]]] = {}
+    base: dict[str, list[dict[str, float]]] = {}
+    for name in names:
+
+        def once(tree: Tree, name: str = name) -> dict[str, float]:
+            found = DRIVEN[name](bed, tree, scale)
+            say(everyday.describe(f"{name}, {tree.name}", found))
+            return found
+
+        ours[name], base[name] = in_turn(rounds, *(partial(once, tree) for tree in trees))
+        say(driven_table({name: ours[name]}, {name: base[name]}))
+    return ours, base
+
+
 @contextmanager
 def checkout(root: Path, commit: str) -> Iterator[Path]:
     """A temporary worktree of the commit."""
@@ -137,15 +183,41 @@ def _git(root: Path, *arguments: str) -> str:
     return ended.stdout.strip()
 
 
-def compare(root: Path, base: str, rounds: int, options: Sequence[str]) -> str:
+def compare(root: Path, base: str, rounds: int, names: Sequence[str], *, quick: bool = False) -> str:
+    """The tables."""
     commit = _git(root, "rev-parse", "--verify", "--short", f"{base}^{{commit}}")
+    ours = [name for name in names if name in DRIVEN]
+    theirs = [name for name in names if name not in DRIVEN]
     with checkout(root, commit) as other:
-        ours, theirs = Side("this tree", root, options), Side("the base", other, options)
-        ours.check()
-        theirs.check()
         say(f"this tree against {commit}, {rounds} rounds")
-        found = in_turn(rounds, ours.measure, theirs.measure)
-    return table(*found)
+        tables = []
+        if theirs:
+            tables.append(
+                _compare_benchmarks(root, other, rounds, ["--only", *theirs, *(["--quick"] if quick else [])])
+            )
+        if ours:
+            tables.append(
+                _compare_driven((Tree(root=root), Tree("the base", other)), ours, rounds, QUICK if quick else Scale())
+            )
+    return "\n\n".join(tables)
+
+
+def _compare_benchmarks(root: Path, other: Path, rounds: int, options: Sequence[str]) -> str:
+    ours, theirs = Side("this tree", root, options), Side("the base", other, options)
+    ours.check()
+    theirs.check()
+    return table(*in_turn(rounds, ours.measure, theirs.measure))
+
+
+def _compare_driven(trees: tuple[Tree, Tree], names: Sequence[str], rounds: int, scale: Scale) -> str:
+    try:
+        for tree in trees:
+            tree.check()
+        with Bed() as bed:
+            drains.warm_up(bed, QUICK)
+            return driven_table(*driven(bed, trees, names, rounds, scale))
+    except TreeError as error:
+        raise CompareError(str(error)) from error
 
 
 def main() -> int:
@@ -157,9 +229,8 @@ def main() -> int:
     arguments = parser.parse_args()
     # As Ctrl-C, so that the worktree is removed on the way out.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    options = ["--only", *arguments.only, *(["--quick"] if arguments.quick else [])]
     try:
-        print(compare(ROOT, arguments.base, arguments.rounds, options))
+        print(compare(ROOT, arguments.base, arguments.rounds, named(arguments.only), quick=arguments.quick))
     except CompareError as error:
         print(f"pillarbox: {error}", file=sys.stderr)
         return 1

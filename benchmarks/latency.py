@@ -1,12 +1,9 @@
-"""Rows: latency to the broker, and the cost of an idle relay."""
+"""Rows: latency to the broker."""
 
-import asyncio
 import statistics
 import time
 from functools import partial
 from typing import Any
-
-import psutil
 
 from benchmarks import steady
 from benchmarks.arrival import SETTLED
@@ -17,8 +14,6 @@ from benchmarks.report import Row, percentiles
 from benchmarks.scale import Scale
 
 RATES = (50, 200, 1000)
-IDLE_CPU_PERCENT = 1.0
-IDLE_STATEMENTS = 2.0
 _WARM_UP_SECONDS = 0.5
 
 
@@ -86,29 +81,3 @@ def latency(rate: int, bed: Bed, scale: Scale) -> Row:
 
 
 LATENCIES = {f"postgres-latency-{rate}": partial(latency, rate) for rate in RATES}
-
-
-def idle(bed: Bed, scale: Scale) -> list[Row]:
-    """The CPU and the transactions of an idle relay."""
-    topic = bed.topic("postgres-idle")
-    fill_postgres(bed.url, 0, settled=SETTLED)
-    count = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'bench'"
-    share, statements = [], []
-    with _serve(bed, topic) as child:
-        child.answer()
-        process = psutil.Process(child.pid)
-        time.sleep(4)  # until its pauses have grown to their limit
-        for _ in range(scale.rounds):
-            before, used, since = asyncio.run(bed.question(count)), process.cpu_times(), time.monotonic()
-            time.sleep(scale.idle_seconds)
-            seconds = time.monotonic() - since
-            now = process.cpu_times()
-            share.append(100 * (now.user + now.system - used.user - used.system) / seconds)
-            statements.append((asyncio.run(bed.question(count)) - before) / seconds)
-            say(f"  postgres-idle: {share[-1]:.2f} % of a core, {statements[-1]:.2f} transactions/s")
-        child.finish()
-    bed.drop_topic(topic)
-    return [
-        Row("postgres-idle-cpu", "% of a core", share, [IDLE_CPU_PERCENT] * len(share), against="limit"),
-        Row("postgres-idle-statements", "per second", statements, [IDLE_STATEMENTS] * len(statements), against="limit"),
-    ]

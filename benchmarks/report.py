@@ -9,6 +9,12 @@ from typing import Any
 
 LATENCY_SIDES = ("ours", "floor", "peer", "after_commit")
 _PERCENTILES = ("p50", "p95", "p99")
+_COSTS = (
+    ("relay_cpu_us_per_event", "relay's CPU/event"),
+    ("server_cpu_us_per_event", "server's CPU/event"),
+    ("statements_per_event", "statements/event"),
+    ("server_cpu_us_per_statement", "server's CPU/statement"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,22 +60,22 @@ class Row:
         return {
             "name": self.name,
             "against": self.against,
-            "other": _short(other),
-            "ours": _short(ours),
-            "ratio": _short(ratio),
-            "low": _short(min(self.ratios)),
-            "high": _short(max(self.ratios)),
+            "other": short(other),
+            "ours": short(ours),
+            "ratio": short(ratio),
+            "low": short(min(self.ratios)),
+            "high": short(max(self.ratios)),
             "unit": self.unit,
             "bar": str(self.bar) if self.bar else "none",
             "met": self.bar.met(ours, other, ratio) if self.bar else None,
             "rounds": len(self.ratios),
-            "ours_rounds": [_short(each) for each in self.ours],
-            "other_rounds": [_short(each) for each in self.floor],
+            "ours_rounds": [short(each) for each in self.ours],
+            "other_rounds": [short(each) for each in self.floor],
             **{name: _shortened(value) for name, value in self.extra.items()},
         }
 
 
-def _short(number: float) -> float:
+def short(number: float) -> float:
     if abs(number) < 1e-9:
         return 0.0  # differences of clocks that should be zero
     return round(number) if abs(number) >= 1000 else float(f"{number:.4g}")
@@ -78,7 +84,9 @@ def _short(number: float) -> float:
 def _shortened(value: Any) -> Any:
     if isinstance(value, list):
         return [_shortened(each) for each in value]
-    return _short(value) if isinstance(value, float) else value
+    if isinstance(value, dict):
+        return {name: _shortened(each) for name, each in value.items()}
+    return short(value) if isinstance(value, float) else value
 
 
 def percentiles(side: str, found: Sequence[float]) -> dict[str, Any]:
@@ -91,21 +99,20 @@ def percentiles(side: str, found: Sequence[float]) -> dict[str, Any]:
 def grids(rows: Sequence[dict[str, Any]]) -> list[list[list[str]]]:
     """Tables as lists of cells; the first line has the names of the columns.
 
-    Rows against floors, peers and other settings of ours are separate tables, and so are the percentiles of latencies.
-    The ratio is the median of the paired rounds; low and high are its extremes.
+    Rows against floors, peers and other settings of ours are separate tables, and so are the percentiles of latencies
+    and the costs of an event. The ratio is the median of the paired rounds; low and high are its extremes.
     """
     names = sorted(dict.fromkeys(row["against"] for row in rows), key=lambda name: name != "floor")
     found = [_grid([row for row in rows if row["against"] == name], name) for name in names]
-    latencies = _latencies(rows)
-    return [*found, latencies] if latencies else found
+    return [*found, *filter(None, (_latencies(rows), _costs(rows)))]
 
 
 def _grid(rows: Sequence[dict[str, Any]], against: str) -> list[list[str]]:
     lines = [["name", "unit", against, "ours", "ratio", "low", "high", "bar", ""]]
     for row in rows:
-        ratios = [f"{_short(row[name]):.3f}" for name in ("ratio", "low", "high")]
+        ratios = [f"{short(row[name]):.3f}" for name in ("ratio", "low", "high")]
         missed = "missed" if row["met"] is False else ""
-        sides = [f"{_short(row[name]):,}" for name in ("other", "ours")]
+        sides = [f"{short(row[name]):,}" for name in ("other", "ours")]
         lines.append([row["name"], row["unit"], *sides, *ratios, row["bar"], missed])
     return lines
 
@@ -117,6 +124,17 @@ def _latencies(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
             if f"{side}_p50" in row:
                 cells = [f"{row[f'{side}_{name}']:.2f}" for name in _PERCENTILES]
                 lines.append([row["name"], side.replace("_", " "), *cells])
+    return lines if len(lines) > 1 else []
+
+
+def _costs(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """CPU in microseconds, the server's beyond that of the writers alone. SQLite has no server."""
+    names = [name for name, _ in _COSTS]
+    lines = [["name", "CPU in", *(title for _, title in _COSTS)]]
+    for row in rows:
+        if names[0] in row:
+            cells = ["-" if row[name] is None else f"{short(row[name]):,}" for name in names]
+            lines.append([row["name"], "us", *cells])
     return lines if len(lines) > 1 else []
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks import arrival, backlogs, drains, grid, latency, writers
+from benchmarks import arrival, backlogs, drains, everyday, grid, idle, latency, writers
 from benchmarks.bed import Bed
 from benchmarks.peers import debezium
 from benchmarks.peers import drains as peers
@@ -12,9 +12,8 @@ from benchmarks.report import Bar, Row
 from benchmarks.scale import Scale
 from benchmarks.workers import workers
 
-# Ten minutes, less the time to close the servers and to draw.
-DEFAULT_SECONDS = 570
-ALL_PEERS = "peers"
+# Fourteen minutes, less the time to close the servers and to draw.
+DEFAULT_SECONDS = 810
 NO_BAR = None
 
 
@@ -54,7 +53,8 @@ ROWS: dict[str, Entry] = {
     "sqlite-kafka": Entry(drains.sqlite, Bar(0.85), 25),
     "add": Entry(writers.writers, _at_most(1.25), 19),
     "peer-loop": Entry(peers.loop, Bar(1.0), 28),
-    "postgres-idle": Entry(latency.idle, _at_most(1.0), 22),
+    "postgres-idle": Entry(idle.ROWS["postgres-idle"], _at_most(1.0), 32),
+    **{name: Entry(everyday.ROWS[name], NO_BAR, 26) for name in everyday.ROWS if not name.endswith("-1000")},
     "postgres-handlers": Entry(drains.handlers, NO_BAR, 18),
     "postgres-latency-200": Entry(latency.LATENCIES["postgres-latency-200"], _at_most(3.0)),
     "postgres-memory": Entry(backlogs.memory, _at_most(1.0)),
@@ -76,13 +76,24 @@ ROWS: dict[str, Entry] = {
     "mariadb-backlog-1m": Entry(backlogs.mariadb, Bar(0.9)),
     "mongo-one-at-a-time": Entry(drains.mongo_one_at_a_time, Bar(1.0)),
     "mongo-backlog-1m": Entry(backlogs.mongo, Bar(0.9)),
+    **{name: Entry(everyday.ROWS[name], NO_BAR) for name in everyday.ROWS if name.endswith("-1000")},
+    **{name: Entry(idle.ROWS[name], NO_BAR) for name in idle.ROWS if name != "postgres-idle"},
 }
+GROUPS: dict[str, list[str]] = {
+    "peers": [name for name in ROWS if name.startswith("peer-")],
+    "everyday": list(everyday.ROWS),
+    "idle": list(idle.ROWS),
+}
+"""A name that stands for several rows."""
+
+
+def named(names: Sequence[str]) -> list[str]:
+    """The rows of these names and groups, each once."""
+    return list(dict.fromkeys(row for name in names for row in GROUPS.get(name, [name])))
 
 
 def chosen(only: Sequence[str] | None, everything: bool = False) -> list[str]:
-    """The rows to measure, each once: by name (``peers`` for all peers), all of them, or those of a default run."""
+    """The rows to measure: by name or group, all of them, or those of a default run."""
     if only is None:
         return [name for name, entry in ROWS.items() if everything or entry.seconds]
-    peer_names = [name for name in ROWS if name.startswith("peer-")]
-    each = [peer_names if name == ALL_PEERS else [name] for name in only]
-    return list(dict.fromkeys(name for names in each for name in names))
+    return named(only)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Scale:
-    """Rounds, events and seconds. With the default scale a default run takes ten minutes."""
+    """Rounds, events and seconds. With the default scale a default run takes fourteen minutes."""
 
     rounds: int = 3
     promised_rounds: int = 5
@@ -21,9 +21,13 @@ class Scale:
     """Of all large payloads of one drain together."""
     latency_seconds: float = 2.5
     idle_seconds: float = 5.0
+    everyday_seconds: float = 10.0
+    """Of each of the two phases of a round."""
+    everyday_rounds: int = 1
+    """A round takes half a minute and there are twelve rows."""
 
     def with_rounds(self, rounds: int) -> "Scale":
-        return replace(self, rounds=rounds, promised_rounds=rounds, rounds_without_bar=rounds)
+        return replace(self, rounds=rounds, promised_rounds=rounds, rounds_without_bar=rounds, everyday_rounds=rounds)
 
     def for_row(self, *, has_bar: bool, promised: bool) -> "Scale":
         """The scale of one row."""
@@ -43,4 +47,6 @@ QUICK = Scale(
     held=20_000,
     payload_bytes=20_000_000,
     latency_seconds=2.0,
+    idle_seconds=2.0,
+    everyday_seconds=2.0,
 )

@@ -14,6 +14,8 @@ from subprocess import SubprocessError
 from types import TracebackType
 from typing import ClassVar, Self
 
+import psutil
+
 from . import process
 from .errors import MissingError, ServerError, StartError
 
@@ -89,6 +91,18 @@ class Server(ABC):
     @property
     def running(self) -> bool:
         return self._main is not None and self._main.poll() is None
+
+    def cpu_seconds(self) -> float:
+        """The CPU time of all its processes since the start, also of those that have ended."""
+        if self._main is None:
+            raise ServerError(f"{self.name} has no process before start() or after stop()")
+        main = psutil.Process(self._main.pid)
+        seconds = 0.0
+        for each in main.children(recursive=True):
+            with suppress(OSError):  # it has just ended
+                seconds += process.cpu_seconds(each.pid)
+        ended = main.cpu_times()
+        return seconds + process.cpu_seconds(main.pid) + ended.children_user + ended.children_system
 
     def start(self) -> Self:
         """Returns when the server takes work. A failed start leaves nothing behind."""

@@ -88,6 +88,11 @@ def run_or_raise(command: Sequence[str], environment: Mapping[str, str] | None =
         raise ServerError(f"`{' '.join(command)}` ended with exit code {done.returncode}; it said:\n{said}")
 
 
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of a running process. That in /proc has steps of 10 ms, this has none."""
+    return time.clock_gettime(~pid << 3 | 2)  # the clock that Linux's clock_getcpuclockid(3) names
+
+
 def kill(folder: Path) -> None:
     sweeper.kill_in(folder)
 

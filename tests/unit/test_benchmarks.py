@@ -2,18 +2,25 @@
 
 import argparse
 import json
+import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import drains, page, plots, report
+from benchmarks import compare, drains, everyday, idle, page, plots, report
 from benchmarks.bed import Bed
 from benchmarks.child import ChildFailedError
+from benchmarks.costs import STORES, kind_of, mongo_statements, mysql_statements
+from benchmarks.everyday import RATES, Spent, Written
+from benchmarks.everyday_writer import body, instants
 from benchmarks.failures import PeerFailedError, peer_side
+from benchmarks.load_events import PAYLOAD_BYTES
 from benchmarks.report import Bar, Row, percentiles, table
 from benchmarks.rounds import in_turn
 from benchmarks.rows import DEFAULT_SECONDS, NO_BAR, ROWS, Entry, chosen
@@ -51,6 +58,11 @@ class TestChoice:
         names = set(chosen(["peers"]))
         assert {f"peer-{name}" for name in wanted} <= names
         assert names <= set(ROWS)
+
+    def test_every_store_has_its_everyday_rates_and_its_idle_relay(self) -> None:
+        assert chosen(["everyday"]) == [f"everyday-{store}-{rate}" for store in STORES for rate in RATES]
+        assert chosen(["idle"]) == [f"{store}-idle" for store in STORES]
+        assert set(chosen(["everyday", "idle"])) == set(compare.DRIVEN) <= set(ROWS)
 
     def test_a_row_is_measured_once(self) -> None:
         assert chosen(["peer-loop", "add", "peer-loop"]) == ["peer-loop", "add"]
@@ -151,6 +163,65 @@ class TestTables:
         row = Row("soon", "ms", [1.0], [1.0], percentiles("ours", [float(n) for n in range(1, 1000)]))
         last = table([row]).split("\n\n")[-1].split("\n")[-1]
         assert last.split() == ["soon", "ours", "500.00", "950.00", "990.00"]
+
+
+class TestEveryday:
+    def test_transactions_come_at_random_instants_that_are_the_same_in_each_phase(self) -> None:
+        found = instants(20, 10, seed=1)
+        assert len(found) == 200
+        assert found == sorted(found) == instants(20, 10, seed=1) != instants(20, 10, seed=2)
+        assert found[0] >= 0
+        assert found[-1] <= 10
+        gaps = [later - earlier for earlier, later in pairwise(found)]
+        # Gaps of a Poisson process spread as widely as they are long; even gaps would not spread.
+        assert statistics.stdev(gaps) == pytest.approx(0.05, rel=0.3)
+
+    @pytest.mark.parametrize("number", [0, 9_999, 1_000_000])
+    def test_payloads_have_the_size_of_all_others(self, number: int) -> None:
+        assert len(json.dumps(body(number))) == PAYLOAD_BYTES
+
+    def test_late_commits_lower_the_rate_and_early_ones_do_not_raise_it(self) -> None:
+        assert Written(2.0, 100.0, {1: 100.5, 2: 101.0}).per_second == 1.0
+        assert Written(2.0, 100.0, {1: 100.5, 2: 104.0}).per_second == 0.5
+
+    def test_the_cost_is_what_the_server_spends_beyond_the_writers(self) -> None:
+        served, alone = Written(1.0, 0.0, {1: 0.1, 2: 0.2}), Written(1.0, 5.0, {3: 5.1, 4: 9.0})
+        cost = Spent(0.003, 0.010, Counter(insert=2, select=8, hello=1))
+        found = everyday.figures(served, {1: 0.11, 2: 0.15}, cost, alone, Spent(0.0, 0.004, Counter(insert=2, hello=3)))
+        assert found.latencies == pytest.approx([10.0, 0.0])
+        assert (found.per_second, found.alone_per_second) == (2.0, 0.5)
+        assert found.relay_cpu_us == pytest.approx(1500)
+        assert found.server_cpu_us == pytest.approx(3000)
+        assert found.statements == {"select": 4.0, "hello": -1.0}
+        assert found.statements_per_event == 3.0
+
+    def test_without_a_server_there_are_only_the_figures_of_relay_and_writers(self) -> None:
+        written, nothing = Written(1.0, 0.0, {1: 0.1, 2: 0.2}), Spent(0.001, None, None)
+        found = everyday.figures(written, {1: 0.2, 2: 0.3}, nothing, written, nothing)
+        assert found.as_dict().keys() == {"p50 ms", "p95 ms", "p99 ms", "writers' events/s", "relay CPU us/event"}
+
+    def test_the_costs_of_an_event_are_a_table_of_their_own(self) -> None:
+        some = everyday.Figures([1.0, 2.0], 20.0, 20.0, 500.0, 900.0, {"SELECT": 2.0, "UPDATE": 1.0})
+        none = everyday.Figures([1.0, 2.0], 20.0, 20.0, 500.0, None, None)
+        rows = [everyday.row("everyday-mysql-20", 20, [some]), everyday.row("everyday-sqlite-20", 20, [none])]
+        costs = table(rows).split("\n\n")[-1].split("\n")
+        assert costs[1].split() == ["everyday-mysql-20", "us", "500.0", "900.0", "3.0", "300.0"]
+        assert costs[2].split() == ["everyday-sqlite-20", "us", "500.0", "-", "-", "-"]
+        assert rows[0].as_dict()["statements"] == {"SELECT": 2.0, "UPDATE": 1.0}
+
+    def test_an_idle_relay_costs_what_the_server_does_not_spend_without_it(self) -> None:
+        found = idle.figures(Spent(0.02, 0.06, Counter(select=9)), Spent(0.0, 0.05, Counter(select=1)), 4.0)
+        assert found.as_dict() == pytest.approx({"relay CPU %": 0.5, "server CPU %": 0.25, "statements/s": 2.0})
+
+    def test_statements_are_named_as_the_server_names_them(self) -> None:
+        assert [kind_of(query) for query in ("BEGIN;", "select 1", "\n WITH a AS (SELECT 1)")] == [
+            "BEGIN",
+            "SELECT",
+            "WITH",
+        ]
+        status = {"Com_select": 3, "Com_stmt_execute": 3, "Uptime": 7}
+        assert mysql_statements(status) == {"select": 3}
+        assert mongo_statements({"find": {"total": 2, "failed": 1}, "<UNKNOWN>": 5}) == {"find": 2}
 
 
 def _rows(*names: str, **extra: Any) -> list[Row]:
