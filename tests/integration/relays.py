@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -238,6 +239,15 @@ async def lease_in_doubt(running: Relay) -> None:
     """Until the worker may not publish, because its leases were not renewed for too long."""
     shards = worker_of(running).ownership.shards.values()
     await until(lambda: all(shard.publish_until < time.monotonic() for shard in shards))
+
+
+@asynccontextmanager
+async def in_the_midst(to: MemoryPublisher) -> AsyncIterator[None]:
+    """Within the block, calls of the destination are under way and none ends: the rest of the work is still to do."""
+    to.hold()
+    await to.wait_until_held()
+    yield
+    to.release()
 
 
 class CircuitState(Observer):
