@@ -318,6 +318,11 @@ class RelayProcess:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
+    def suspend(self) -> None:
+        """Return when it stands still: a thread may end what it does in the kernel first, and have a lock then."""
+        self.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+
     async def ended(self) -> int:
         await until(lambda: not self.running)
         return self._process.wait()

@@ -135,10 +135,14 @@ async def test_one_that_the_driver_closes_by_itself_costs_no_place(database: Pos
 
 async def test_the_error_of_a_connection_that_is_lost_is_not_hidden(database: PostgresDatabase) -> None:
     own: Any = database._connections
-    with pytest.raises(ZeroDivisionError):
+
+    async def fail() -> None:
         async with own.one() as connection:
             connection.terminate()
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
     async with own.one() as connection:
         connection.terminate()
     await pid(database)

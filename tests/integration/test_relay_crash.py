@@ -87,7 +87,7 @@ async def test_a_terminated_relay_makes_no_copy(
 async def asleep(sleeper: RelayProcess, store: AnyStore) -> None:
     """Stopped, and not in a transaction of SQLite, which would lock the file for everybody."""
     while True:
-        sleeper.send(signal.SIGSTOP)
+        sleeper.suspend()
         if not isinstance(store, SqliteStore):
             return
         path = probe_of(store).url.removeprefix("sqlite:///")
