@@ -98,8 +98,8 @@ class InAnHour:
 
 
 def stream(to: Any, name: str = STREAM, **settings: Any) -> Stream:
-    """A stream that looks again soon, and whose leases run out soon when asked for."""
-    return Stream(name, to, **{"poll": 0.02, "poll_limit": 0.1, "retry": AT_ONCE, **settings})
+    """A stream that looks again soon, and whose leases outlast the test, however slow, unless it asks for others."""
+    return Stream(name, to, **{"poll": 0.02, "poll_limit": 0.1, "retry": AT_ONCE, "lease": 3 * WAIT, **settings})
 
 
 def relay(store: Store, *streams: Stream, **settings: Any) -> Relay:
