@@ -4,8 +4,10 @@ import asyncio
 import inspect
 import json
 import logging
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from traceback import format_exception
 from typing import Any
 from uuid import uuid4
@@ -17,7 +19,7 @@ from pillarbox.conformance.driver import AWKWARD
 from pillarbox.conformance.driver_setup import Application, done
 from pillarbox.errors import ConfigError, DuplicateEvent, NotInTransaction, SchemaError
 from pillarbox.ids import uuid7
-from tests.drivers.applications import AsyncMy, Asyncpg
+from tests.drivers.applications import AioSqlite, AsyncMy, Asyncpg, SqlAlchemyAsync
 from tests.drivers.conftest import Shop
 
 AWAITED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.is_awaited)
@@ -406,6 +408,31 @@ async def test_a_connection_that_was_ended_can_be_closed(shop: Shop) -> None:
     assert ended
     closing.exception()  # closed already, in each driver's own words
     assert await shop.data() == 0
+
+
+@pytest.mark.parametrize("kind", [AioSqlite, SqlAlchemyAsync])
+def test_a_connection_that_was_ended_may_answer_when_the_event_loop_is_closed(
+    kind: type[Application], tmp_path: Path
+) -> None:
+    may_answer = threading.Event()
+
+    async def forget() -> threading.Thread:
+        app = kind(f"sqlite:///{tmp_path}/shop.db")
+        await app.open()
+        await app.begin()
+        await app.execute("CREATE TABLE orders (id integer)")
+        connection = app.handle
+        if kind is SqlAlchemyAsync:
+            connection = (await app.handle.get_raw_connection()).driver_connection
+        connection._tx.put_nowait((None, may_answer.wait))
+        Outbox().add(app.handle, "order.created", {})
+        thread: threading.Thread = connection._thread
+        return thread
+
+    thread = asyncio.run(forget())
+    may_answer.set()
+    thread.join(10)  # pytest looks for errors in threads
+    assert not thread.is_alive()
 
 
 @pytest.mark.asyncio

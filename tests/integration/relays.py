@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -97,8 +98,8 @@ class InAnHour:
 
 
 def stream(to: Any, name: str = STREAM, **settings: Any) -> Stream:
-    """A stream that looks again soon, and whose leases run out soon when asked for."""
-    return Stream(name, to, **{"poll": 0.02, "poll_limit": 0.1, "retry": AT_ONCE, **settings})
+    """A stream that looks again soon, and whose leases outlast the test, however slow, unless it asks for others."""
+    return Stream(name, to, **{"poll": 0.02, "poll_limit": 0.1, "retry": AT_ONCE, "lease": 3 * WAIT, **settings})
 
 
 def relay(store: Store, *streams: Stream, **settings: Any) -> Relay:
@@ -240,6 +241,15 @@ async def lease_in_doubt(running: Relay) -> None:
     await until(lambda: all(shard.publish_until < time.monotonic() for shard in shards))
 
 
+@asynccontextmanager
+async def in_the_midst(to: MemoryPublisher) -> AsyncIterator[None]:
+    """Within the block, calls of the destination are under way and none ends: the rest of the work is still to do."""
+    to.hold()
+    await to.wait_until_held()
+    yield
+    to.release()
+
+
 class CircuitState(Observer):
     """Knows the state of a relay's circuit."""
 
@@ -307,6 +317,11 @@ class RelayProcess:
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def suspend(self) -> None:
+        """Return when it stands still: a thread may end what it does in the kernel first, and have a lock then."""
+        self.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     async def ended(self) -> int:
         await until(lambda: not self.running)

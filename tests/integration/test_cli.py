@@ -513,7 +513,8 @@ def test_a_second_sigterm_cuts_nothing_short(on_sqlite: Command) -> None:
     (on_sqlite.folder / "slow.py").write_text(
         "import asyncio, os\nfrom pillarbox.publishers.handlers import Handlers\n"
         "from pillarbox.relay import Relay, Stream\nhandlers = Handlers()\n"
-        "@handlers.on('a')\nasync def work(event):\n    print('begun', flush=True)\n    await asyncio.sleep(2)\n"
+        "@handlers.on('a')\nasync def work(event):\n    print('begun', flush=True)\n"
+        "    while not os.path.exists('may_end'):\n        await asyncio.sleep(0.01)\n"
         "relay = Relay(os.environ['PILLARBOX_STORE'], [Stream('default', to=handlers)])\n"
     )
     assert on_sqlite("events", "add", "a", "{}", "--key", "7").code == 0
@@ -525,6 +526,9 @@ def test_a_second_sigterm_cuts_nothing_short(on_sqlite: Command) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             relay.wait(0.5)
         relay.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            relay.wait(0.5)
+        (on_sqlite.folder / "may_end").touch()
         relay.communicate(timeout=20)
     assert relay.returncode == 0
     assert on_sqlite("events", "list", "--json").json[0]["status"] == "published"

@@ -33,6 +33,7 @@ from tests.integration.relays import (
     execute,
     first_deliveries,
     in_order,
+    in_the_midst,
     key_of,
     mixed,
     move,
@@ -244,7 +245,8 @@ async def test_a_server_that_is_killed_under_load_loses_nothing(
     await store.add(mixed(KEYS, 200))
     async with relay(outbox(), stream(to, batch=20)):
         await to.wait_for(100)
-        await asyncio.to_thread(server.kill)
+        async with in_the_midst(to):
+            await asyncio.to_thread(server.kill)
         assert len(to.deliveries) < 1600
         await asyncio.to_thread(server.start)
         await settled(store, {Status.PUBLISHED: 1600}, seconds=60)

@@ -102,13 +102,15 @@ async def test_what_was_cut_is_replaced(database: PostgresDatabase, postgres: Po
     await killer.fetch("SELECT pg_terminate_backend(pid) FROM unnest($1::int[]) AS pid", list(before))
     await killer.close()
     await gone(postgres, before)
-    for _ in range(2 * POOL_SIZE):
+
+    async def replaced() -> bool:
         try:
-            assert await pid(database) not in before
-            break
+            assert not before & await together(database, POOL_SIZE)
         except StoreDown:
-            continue  # its end was not read yet
-    assert not before & await together(database, POOL_SIZE)
+            return False  # the end of one was not read yet
+        return True
+
+    await eventually(replaced)
 
 
 async def test_a_statement_that_fails_or_is_cancelled_costs_no_place(database: PostgresDatabase) -> None:
@@ -121,6 +123,32 @@ async def test_a_statement_that_fails_or_is_cancelled_costs_no_place(database: P
         with pytest.raises(asyncio.CancelledError):
             await task
     assert len(await together(database, 2 * POOL_SIZE)) == POOL_SIZE
+
+
+async def test_one_that_the_driver_closes_by_itself_costs_no_place(database: PostgresDatabase) -> None:
+    own: Any = database._connections
+    for _ in range(2 * POOL_SIZE):
+        async with own.one() as connection:
+            connection._con._protocol.abort()  # as after bytes that it does not understand
+    assert len(await together(database, 2 * POOL_SIZE)) == POOL_SIZE
+
+
+async def test_the_error_of_a_connection_that_is_lost_is_not_hidden(database: PostgresDatabase) -> None:
+    own: Any = database._connections
+
+    async def fail() -> None:
+        async with own.one() as connection:
+            connection.terminate()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    async with own.one() as connection:
+        connection.terminate()
+    await pid(database)
+    ((kept, _),) = own._kept
+    kept.terminate()
+    await pid(database)
 
 
 async def test_closing_leaves_none(database: PostgresDatabase, postgres: Postgres) -> None:

@@ -42,6 +42,7 @@ from tests.integration.relays import (
 pytestmark = pytest.mark.asyncio
 
 KEYS = [key_of(shard) for shard in range(4) for _ in range(2)]
+SLOW = 0.01  # seconds for an event: a test that acts in the midst of the work has time to
 
 
 async def test_a_killed_relay_is_taken_over_with_few_copies(
@@ -49,14 +50,14 @@ async def test_a_killed_relay_is_taken_over_with_few_copies(
 ) -> None:
     book = tmp_path / "ledger"
     await store.add(mixed(KEYS, 50))
-    victim = RelayProcess(store, book, seconds_per_event=0.002, batch=10).start()
+    victim = RelayProcess(store, book, seconds_per_event=SLOW, batch=10).start()
     processes.append(victim)
     await until(lambda: len(ledger(book)) > 40)
     victim.send(signal.SIGKILL)
     await victim.ended()
     done = len(ledger(book))
     assert done < 400
-    processes.append(RelayProcess(store, book).start())
+    processes.append(RelayProcess(store, book, lease=60).start())
     await settled(store, {Status.PUBLISHED: 400})
     lines = ledger(book)
     assert ledger_by_key(lines) == in_order(KEYS, 50)
@@ -69,14 +70,14 @@ async def test_a_terminated_relay_makes_no_copy(
     book = tmp_path / "ledger"
     await store.add(mixed(KEYS, 50))
     for goal in (40, 120):
-        polite = RelayProcess(store, book, seconds_per_event=0.002, batch=10).start()
+        polite = RelayProcess(store, book, seconds_per_event=SLOW, batch=10, lease=60).start()
         processes.append(polite)
         await until(lambda goal=goal: len(ledger(book)) > goal)  # type: ignore[misc]
         polite.send(signal.SIGTERM)
         assert await polite.ended() == 0
         assert await owners(store) == {None: 4}, "everything was let go"
     assert len(ledger(book)) < 400
-    processes.append(RelayProcess(store, book).start())
+    processes.append(RelayProcess(store, book, lease=60).start())
     await settled(store, {Status.PUBLISHED: 400})
     lines = ledger(book)
     assert ledger_by_key(lines) == in_order(KEYS, 50)
@@ -86,7 +87,7 @@ async def test_a_terminated_relay_makes_no_copy(
 async def asleep(sleeper: RelayProcess, store: AnyStore) -> None:
     """Stopped, and not in a transaction of SQLite, which would lock the file for everybody."""
     while True:
-        sleeper.send(signal.SIGSTOP)
+        sleeper.suspend()
         if not isinstance(store, SqliteStore):
             return
         path = probe_of(store).url.removeprefix("sqlite:///")
@@ -103,7 +104,7 @@ async def test_a_relay_that_sleeps_past_its_lease_makes_no_disorder(
 ) -> None:
     book = tmp_path / "ledger"
     await store.add(mixed(KEYS, 50))
-    sleeper = RelayProcess(store, book, seconds_per_event=0.002, batch=10).start()
+    sleeper = RelayProcess(store, book, seconds_per_event=SLOW, batch=10).start()
     processes.append(sleeper)
     await until(lambda: len(ledger(book)) > 40)
     await asleep(sleeper, store)

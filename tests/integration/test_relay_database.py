@@ -23,6 +23,7 @@ from pillarbox.stores.sqlite import SqliteStore
 from servers import Postgres
 from servers.fixtures import OwnServer
 from tests.integration.relays import (
+    WAIT,
     Outbox,
     SqlOutbox,
     attempts,
@@ -32,6 +33,7 @@ from tests.integration.relays import (
     eventually,
     first_deliveries,
     in_order,
+    in_the_midst,
     key_of,
     lease_in_doubt,
     mixed,
@@ -72,8 +74,9 @@ async def test_a_database_that_is_killed_under_load_loses_nothing(own_server: Ow
     await store.add(mixed(KEYS, 600))
     async with relay(outbox(), stream(to, batch=20)):
         for goal in (100, 1000):
-            await to.wait_for(goal)
-            await asyncio.to_thread(server.kill)
+            await to.wait_for(goal, timeout=WAIT)
+            async with in_the_midst(to):
+                await asyncio.to_thread(server.kill)
             assert len(to.deliveries) < 4800
             await asyncio.to_thread(server.start)
         await retrying(lambda: store.add(mixed(KEYS, 5, first=601)))
@@ -93,7 +96,8 @@ async def test_a_database_that_hangs_for_a_while_makes_no_copy(own_server: OwnSe
     await store.add(mixed(KEYS, 100))
     async with relay(outbox(), stream(to, batch=10, lease=0.6)) as running:
         await to.wait_for(100)
-        await asyncio.to_thread(server.pause)
+        async with in_the_midst(to):
+            await asyncio.to_thread(server.pause)
         assert len(to.deliveries) < 800
         await lease_in_doubt(running)
         await asyncio.to_thread(server.resume)

@@ -20,6 +20,7 @@ from pillarbox.stores.sql import SqlStore
 from tests.integration.relays import (
     LEASE,
     STREAM,
+    WAIT,
     CircuitState,
     Outbox,
     SqlOutbox,
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.asyncio
 
 
 def queue(to: object, **settings: Any) -> Stream:
-    return stream(to, STREAM, **{"mode": "queue", "lease": LEASE, **settings})
+    return stream(to, STREAM, **{"mode": "queue", **settings})
 
 
 def jobs(count: int, **fields: object) -> list[Event]:
@@ -310,11 +311,11 @@ async def test_an_event_that_hangs_does_not_hold_the_stream(sql: SqlOutbox, stor
     """After a while its worker loses it. That worker has places left and must go on with the other events."""
     to = Hanging()
     await store.add(jobs(1, type="hang"))
-    async with relay(sql(), queue(to, concurrency=4, stuck=0.3), grace=0.1):
+    async with relay(sql(), queue(to, concurrency=4, stuck=0.3, lease=LEASE), grace=0.1):
         await until(lambda: to.hung == 1)
         await eventually(lambda: store.find(Filter(), 1), lambda found: found[0].last_error is not None)
         await store.add(jobs(20))
-        await to.wait_for(20)
+        await to.wait_for(20, timeout=WAIT)
 
 
 async def test_an_event_that_always_hangs_dies(outbox: Outbox, store: Store) -> None:

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -66,21 +66,38 @@ def told(caplog: pytest.LogCaptureFixture, action: str) -> list[logging.LogRecor
 
 @pytest.mark.parametrize("mode", ["ordered", "queue"])
 async def test_what_was_published_is_settled_when_the_right_is_back_and_nothing_twice(
-    pg: SqlOutbox, store: SqlStore, clerk: Clerk, mode: str, caplog: pytest.LogCaptureFixture
+    pg: SqlOutbox,
+    store: SqlStore,
+    clerk: Clerk,
+    mode: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     to = MemoryPublisher()
-    await store.add(mixed(KEYS, 10))
+    name, tried = "settle_claims" if mode == "queue" else "settle", 0
+    settle = getattr(clerk.store, name)
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        return await settle(*arguments)
+
+    monkeypatch.setattr(clerk.store, name, counted)
+    await store.add(mixed(KEYS, 2))
     to.hold()
-    async with relay(clerk.store, stream(to, mode=mode, batch=2, slots=2)) as running:
-        await to.wait_until_held()
+    async with relay(clerk.store, stream(to, mode=mode, batch=2, slots=2, concurrency=8)) as running:
+        # All are under way, so that a queue has nothing to claim, which would be refused first.
+        await to.wait_until_held(8 if mode == "queue" else 2)
         await clerk.let("REVOKE", "event")
         to.release()
         await until(lambda: told(caplog, "settle_failed"))
         (line,) = told(caplog, "settle_failed")
         assert line.levelno == logging.ERROR
         assert "grant it to the user of the relay" in line.getMessage()
-        before = len(to.deliveries)
-        assert before < 40, "nothing more is published"
+        await store.add(mixed(KEYS, 8, first=3))
+        seen = tried
+        await until(lambda: tried > seen)
+        assert len(to.deliveries) <= 8, "nothing more is published"
         await clerk.let("GRANT", "event")
         await settled(store, ALL)
         await running.drain()
@@ -114,10 +131,10 @@ async def test_a_relay_that_stops_meanwhile_gives_up_after_its_grace(
     pg: SqlOutbox, store: SqlStore, clerk: Clerk, caplog: pytest.LogCaptureFixture
 ) -> None:
     to = MemoryPublisher()
-    await store.add(mixed(KEYS, 10))
+    await store.add(mixed(KEYS, 2))
     to.hold()
-    async with relay(clerk.store, stream(to, mode="queue"), grace=0.1):
-        await to.wait_until_held()
+    async with relay(clerk.store, stream(to, mode="queue", concurrency=8), grace=0.1):
+        await to.wait_until_held(8)
         await clerk.let("REVOKE", "event")
         to.release()
         await until(lambda: told(caplog, "settle_failed"))

@@ -307,7 +307,7 @@ async def test_a_worker_that_is_cut_off_is_taken_over_and_changes_nothing_when_i
     await gone.wait_until_held(4)
     with pytest.MonkeyPatch.context() as patch:
         cut(lost, patch)
-        other = relay(outbox(), stream(heir, lease=LEASE))
+        other = relay(outbox(), stream(heir))
         async with other:
             await heir.wait_for(20)
             await store.add(mixed(keys, 5, first=6))

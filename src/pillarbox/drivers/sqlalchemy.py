@@ -140,7 +140,12 @@ class SqlAlchemyAsync(Driver):
             yield self._handle
 
     def abandon(self) -> None:
-        self._handle.sync_connection.invalidate()
+        connection = self._handle.sync_connection
+        if connection.dialect.driver == "aiosqlite":
+            from pillarbox.drivers.aiosqlite import AioSqlite
+
+            AioSqlite(connection.connection.driver_connection).abandon()
+        connection.invalidate()
 
 
 class SqlAlchemyAsyncSession(SqlAlchemyAsync):

@@ -79,6 +79,14 @@ def _pool_connector(pool: Any) -> Callable[[], Awaitable[Any]] | None:
         return None
 
 
+def _is_closed(connection: Any) -> bool:
+    """Also when the pool has taken it back because it was lost."""
+    try:
+        return bool(connection.is_closed())
+    except asyncpg.InterfaceError:
+        return True
+
+
 async def _nothing(connection: Any) -> None:
     """Replaces the round trip that resets a connection: the store leaves no state on it."""
 
@@ -130,13 +138,13 @@ class OwnPool:
             yield connection
         except BaseException:
             # The pool handles an interrupted statement, but logs an error about an open transaction.
-            if connection.is_in_transaction():
+            if not _is_closed(connection) and connection.is_in_transaction():
                 connection.terminate()
                 await asyncio.sleep(0)  # the event loop closes the socket in its next round
             await self._release(pool, connection)
             raise
         now = time.monotonic()
-        if self._waiting or pool is not self._pool or connection.is_closed():
+        if self._waiting or pool is not self._pool or _is_closed(connection):
             await self._release(pool, connection)
             return
         self._kept.append((connection, now))
@@ -147,7 +155,7 @@ class OwnPool:
     async def _take(self, pool: Any) -> Any:
         while self._kept:
             connection, _ = self._kept.pop()
-            if not connection.is_closed():
+            if not _is_closed(connection):
                 return connection
             await self._release(pool, connection)
         self._waiting += 1
@@ -157,6 +165,11 @@ class OwnPool:
             self._waiting -= 1
 
     async def _release(self, pool: Any, connection: Any) -> None:
+        if _is_closed(connection):
+            # asyncpg before 0.32 keeps the place of a connection that it has closed by itself.
+            with suppress(asyncpg.InterfaceError):  # the pool has it back
+                connection.terminate()
+            return
         # With a time limit: after a timeout the driver asks the server to end the statement. In a network that drops
         # everything it would wait for that answer just as long.
         await pool.release(connection, timeout=CONNECT_SECONDS)
