@@ -43,16 +43,21 @@ def joint_fence(grants: Sequence[Grant]) -> dict[str, Any]:
 
 def reading(sql: Statements, grants: Sequence[Grant], limit: int, inline: int) -> tuple[SqlText, dict[str, Any]]:
     """The statement that reads these shards, and its parameters."""
-    # One shard has a statement of its own: at full load, that is every read, and it checks the lease only once.
-    name, proof = ("read", fence(grants[0])) if len(grants) == 1 else ("read_joint", joint_fence(grants))
-    return sql[name], {**proof, "limit": limit, "inline": inline}
+    size = {"limit": limit, "inline": inline}
+    if len(grants) > 1:
+        return sql["read_joint"], {**joint_fence(grants), **size}
+    # One shard has a statement of its own: at full load that is every read, and it checks the lease only once.
+    return sql["read"], {**fence(grants[0]), **size}
 
 
 def joint_publishing(sql: Statements, settlements: Sequence[Settlement]) -> tuple[SqlText, dict[str, Any]]:
     """The statement that settles turns of several shards together, and its parameters."""
-    name = "publish_joint" if settlements[0].keep_published else "delete_joint"
+    keep = settlements[0].keep_published
     ids = [event.id for settlement in settlements for event in settlement.published]
-    return sql[name], {**joint_fence([settlement.grant for settlement in settlements]), "ids": ids}
+    return sql["publish_joint" if keep else "delete_joint"], {
+        **joint_fence([settlement.grant for settlement in settlements]),
+        "ids": ids,
+    }
 
 
 def ids_of(events: Sequence[Event]) -> list[UUID]:
