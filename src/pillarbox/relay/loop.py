@@ -166,6 +166,7 @@ class Loop:
                     await self._step()
                     self._patience.reset()
                 except StoreDown as error:
+                    self._dozing = self._pace.told = False  # a database that was away may have forgotten that we sleep
                     await self._wait(self._patience.after(error))
                 except StoreError:
                     # The same: a new start would publish again what this worker could not settle.
