@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EVENT_IN_A_TRANSACTION_OF_ITS_OWN: Final = "event_in_a_transaction_of_its_own"
 _BUFFERED_SECONDS: Final = 0.5
 _CROSSING_SECONDS: Final = 0.2
-_PATIENT_SECONDS: Final = 2.0
+_PATIENT_SECONDS: Final = 5.0
 _background: set[asyncio.Task[Any]] = set()
 
 Held: TypeAlias = Mapping[int, Collection[str]]
@@ -144,36 +144,10 @@ def read_without_the_token(store: Any, publisher: Any) -> None:
             if parts or current == list(grants) or time.monotonic() > deadline:
                 tokens = {grant.shard: grant.token for grant in grants}
                 return [part._replace(token=tokens[part.shard or 0]) for part in parts]
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.001)
 
     store.read = careless
     settle_without_the_token(store, publisher)
-
-
-def joint_settle_that_ignores_a_lost_lease(store: Any, publisher: Any) -> None:
-    """Of several shards that are settled together, only the first one's lease is checked."""
-    settle = store.settle
-
-    async def careless(settlements: Sequence[Settlement]) -> Held:
-        held = dict(await settle(settlements[:1]))
-        for settlement in settlements[1:]:
-            held |= await _settle_as_the_owner(store, settle, settlement)
-        return held
-
-    store.settle = careless
-
-
-def joint_read_past_its_fence(store: Any, publisher: Any) -> None:
-    """Of several shards that are read together, only the first one's lease is checked."""
-    read = store.read
-
-    async def careless(grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
-        current = [*grants[:1], *[await _current(store, grant) for grant in grants[1:]]]
-        tokens = {grant.shard: grant.token for grant in grants}
-        return [part._replace(token=tokens[part.shard or 0]) for part in await read(current, limit, max_bytes)]
-
-    store.read = careless
-    joint_settle_that_ignores_a_lost_lease(store, publisher)
 
 
 def _change_reads(store: Any, change: Callable[[Part], Sequence[Event]]) -> None:
@@ -390,8 +364,6 @@ _OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {
         settle_without_the_token,
         settle_that_crosses_a_take_over,
         read_without_the_token,
-        joint_settle_that_ignores_a_lost_lease,
-        joint_read_past_its_fence,
         order_by_id,
         only_after_the_last_seen,
         prune_that_ignores_the_state,

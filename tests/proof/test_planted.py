@@ -72,8 +72,6 @@ BUGS = {
     "settle_without_the_token": Caught(paused("confirmed"), "I8"),
     "settle_that_crosses_a_take_over": Caught(paused("settling"), "I8"),
     "read_without_the_token": Caught(paused("reading"), "I7"),
-    "joint_settle_that_ignores_a_lost_lease": Caught(paused("confirmed"), "I8"),
-    "joint_read_past_its_fence": Caught(paused("reading"), "I7"),
     "order_by_id": Caught(BACKLOG, "I5"),
     "only_after_the_last_seen": Caught(LATE, "I1"),
     "prune_that_ignores_the_state": Caught(CALM, "I1"),
