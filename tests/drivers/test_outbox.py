@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import logging
+import sqlite3
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,11 +13,13 @@ from traceback import format_exception
 from typing import Any
 from uuid import uuid4
 
+import aiosqlite
 import pytest
 
 from pillarbox import Event, InvalidEvent, Outbox, Status
 from pillarbox.conformance.driver import AWKWARD
 from pillarbox.conformance.driver_setup import Application, done
+from pillarbox.drivers import driver_of
 from pillarbox.errors import ConfigError, DuplicateEvent, NotInTransaction, SchemaError
 from pillarbox.ids import uuid7
 from tests.drivers.applications import AioSqlite, AsyncMy, Asyncpg, SqlAlchemyAsync
@@ -433,6 +436,31 @@ def test_a_connection_that_was_ended_may_answer_when_the_event_loop_is_closed(
     may_answer.set()
     thread.join(10)  # pytest looks for errors in threads
     assert not thread.is_alive()
+
+
+class ClosedButNotKnown(sqlite3.Connection):
+    """Its close returns when somebody has asked for its transaction afterwards."""
+
+    closed: threading.Event | None = None
+
+    @property
+    def in_transaction(self) -> bool:
+        if self.closed is not None:
+            self.closed.set()
+        return super().in_transaction
+
+    def close(self) -> None:
+        super().close()
+        self.closed = threading.Event()
+        self.closed.wait(10)
+
+
+@pytest.mark.asyncio
+async def test_a_connection_can_be_closed_however_its_thread_is_slow_to_end(tmp_path: Path) -> None:
+    connection = await aiosqlite.connect(tmp_path / "shop.db", factory=ClosedButNotKnown)
+    await connection.execute("BEGIN")
+    driver_of(connection).abandon()
+    await asyncio.wait_for(connection.close(), 10)
 
 
 @pytest.mark.asyncio

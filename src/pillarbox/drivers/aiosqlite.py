@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from sqlite3 import ProgrammingError
 from threading import Thread
 from time import sleep
 from typing import Any
@@ -48,7 +49,8 @@ class AioSqlite(Sqlite3):
         # forever.
         with suppress(ValueError):
             for _ in range(1000):
-                self.in_transaction()
+                with suppress(ProgrammingError):  # closed a moment ago, and not yet known to be
+                    self.in_transaction()
                 sleep(0.001)
 
 

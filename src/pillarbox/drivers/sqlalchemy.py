@@ -144,6 +144,7 @@ class SqlAlchemyAsync(Driver):
         if connection.dialect.driver == "aiosqlite":
             from pillarbox.drivers.aiosqlite import AioSqlite
 
+            # SQLAlchemy too would have it answer to this event loop.
             AioSqlite(connection.connection.driver_connection).abandon()
         connection.invalidate()
 
