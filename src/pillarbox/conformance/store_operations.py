@@ -5,7 +5,19 @@ from uuid import UUID
 
 import pytest
 
-from pillarbox.conformance.store_setup import JOBS, LEASE, LONG, PAST, STREAM, AuditRow, StoreSetup, ids, refs, settle
+from pillarbox.conformance.store_setup import (
+    JOBS,
+    LEASE,
+    LONG,
+    MAX_BYTES,
+    PAST,
+    STREAM,
+    AuditRow,
+    StoreSetup,
+    ids,
+    refs,
+    settle,
+)
 from pillarbox.event import Event, Status
 from pillarbox.store import ClaimResults, Failure, Grant, Hold, HoldMode, Settlement, Store
 
@@ -270,6 +282,18 @@ class OperatorTests(StoreSetup):
         assert await store.replay(refs(*events[::-1]), "olga") == 3
         assert await self._due(store, grant) == ids(events)
         assert not await settle(store, Settlement(grant, published=events, release_keys=[key]))
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("action", ["replay", "discard"])
+    async def test_a_turn_that_read_a_parked_key_does_not_park_it_again(self, store: Store, action: str) -> None:
+        grant, key, events = await self._kill(store, HoldMode.PARKED)
+        head = events[0]
+        await (store.replay if action == "replay" else store.discard)(refs(head), "olga")
+        # What the turn decided before the operator acted.
+        await settle(store, Settlement(grant, hold_keys={key: Hold(HoldMode.PARKED, None, head.id)}))
+        run = await store.read_due(grant, 10, MAX_BYTES)
+        assert run is not None, "nobody would ever free the key again"
+        assert run.mode is HoldMode.RETRYING
 
     @pytest.mark.asyncio
     async def test_a_replay_makes_a_waiting_key_due_now(self, store: Store) -> None:

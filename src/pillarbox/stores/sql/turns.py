@@ -206,7 +206,11 @@ class SqlTurns:
         waiting = [event for event in settlement.held if event.key in modes and modes[event.key] != HoldMode.PARKED]
         if waiting:
             await tx.execute(sql["hold"], stream=grant.stream, ids=ids_of(waiting))
+        own_dead = {failure.event.id for failure in settlement.dead}
         for key, (mode, delay, dead_head) in settlement.hold_keys.items():
+            # It was parked when it was read, and an operator has freed it since: nobody would free it again.
+            if mode is HoldMode.PARKED and dead_head not in own_dead and modes.get(key) != HoldMode.PARKED:
+                continue
             hold = {"key": key, "mode": mode.value, "delay": delay, "dead_head": dead_head}
             await tx.execute(sql["hold_key"], **place, **hold)
             modes[key] = mode
