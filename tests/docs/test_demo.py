@@ -155,7 +155,9 @@ def test_no_folder_to_write_to_is_one_sentence(
 @pytest.mark.parametrize("blocks", [10, 300])
 def test_a_full_disk_is_one_sentence(tmp_path: Path, blocks: int) -> None:
     limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", *COMMAND]
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    # Without `make coverage`, which would write in this process too.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    environment = {**inherited, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     ended = subprocess.run(limited, env=environment, capture_output=True, text=True, timeout=END_SECONDS)
     assert ended.returncode == 1
     assert re.fullmatch(r"pillarbox: .*; free disk space.*\n", ended.stderr)
