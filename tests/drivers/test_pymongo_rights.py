@@ -12,7 +12,7 @@ from pillarbox import Event, Mode, Outbox
 from pillarbox.conformance.events import make_event
 from pillarbox.conformance.store_setup import read, settle
 from pillarbox.errors import DuplicateEvent, LeaseLost
-from pillarbox.store import Settlement
+from pillarbox.store import Failure, Settlement
 from pillarbox.stores.mongo import MongoStore
 from servers import Mongo
 from servers.fixtures import OwnServer
@@ -126,8 +126,8 @@ async def test_a_relay_needs_no_more_than_to_read_and_write(
     await settle(ann, Settlement(held, published=events))
     # She hangs in her next settle: whoever takes over ends her transaction, with no right but these.
     await ann.renew([held], -1)
-    inside = Pause(ann, monkeypatch, "event", "update_many")
-    hanging = asyncio.create_task(settle(ann, Settlement(held, published=events)))
+    inside = Pause(ann, monkeypatch, "event", "bulk_write")
+    hanging = asyncio.create_task(settle(ann, Settlement(held, failed=[Failure(events[0], "refused", 1)])))
     await inside.reached()
     (taken,) = await eventually(lambda: bob.take("orders", "bob", 1, 60))
     assert taken.token != held.token

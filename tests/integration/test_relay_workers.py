@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from pillarbox.batch import Batch, Part
-from pillarbox.conformance.store_setup import settle
+from pillarbox.conformance.store_setup import read, settle
 from pillarbox.errors import StoreDown
 from pillarbox.event import Mode, Status
 from pillarbox.publisher import Outcome, PublisherFeatures, retry
@@ -219,12 +219,12 @@ async def test_an_owner_whose_suspect_is_settled_did_not_die_of_it(
 ) -> None:
     (event,) = numbered(key_of(0), 1)
     await store.add([event])
-    await store.pause(STREAM, "test")
     grant = await taken_by(store, "ghost-1", "ghost-2", "ghost-3")
     if noted != "nothing":
         await store.note_suspect(grant, event.id)
     if noted == "settled":
-        await settle(store, Settlement(grant, published=[event]))
+        await settle(store, Settlement(grant, published=await read(store, grant, 10, 10**6)))
+    await store.pause(STREAM, "test")
     async with relay(outbox(), stream(MemoryPublisher(), lease=60)):
         await eventually(lambda: owners(store), lambda found: list(found.values()) == [4] and "ghost" not in str(found))
     (heir, *_) = await store.take(STREAM, "heir", 4, 60)
