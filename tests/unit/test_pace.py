@@ -23,7 +23,7 @@ class TestPace:
             pace.polled(now, 0.001, found=False, ready=False)
             waits.append(pace.next_at - now)
             now = pace.next_at
-        assert 0.09 <= waits[0] <= 0.17
+        assert 0.45 <= waits[0] <= 0.83
         assert max(waits) <= 2.2
         assert min(waits[-5:]) >= 1.8
 
@@ -43,8 +43,23 @@ class TestPace:
     def test_a_slow_poll_is_rare(self) -> None:
         pace = Pace(0.1, 2.0)
         pace.begin_poll()
-        pace.polled(10.0, 0.005, found=True, ready=True)
-        assert pace.poll_at - 10.0 == pytest.approx(0.5, rel=0.11)
+        pace.polled(10.0, 0.01, found=True, ready=True)
+        assert pace.poll_at - 10.0 == pytest.approx(1.0, rel=0.11)
+
+    @pytest.mark.parametrize(("urgent", "seconds"), [(False, 0.5), (True, 0.1)])
+    def test_what_only_a_poll_finds_makes_polls_frequent(self, urgent: bool, seconds: float) -> None:
+        pace = Pace(0.1, 2.0)
+        pace.begin_poll()
+        pace.polled(10.0, 0.0001, found=True, ready=True, urgent=urgent)
+        assert pace.poll_at - 10.0 == pytest.approx(seconds, rel=0.11)
+
+    def test_a_look_in_vain_costs_more_than_its_answer_takes(self) -> None:
+        pace = Pace(0.1, 2.0)
+        pace.looked(10.0, 0.00001, 1)
+        assert 0 < pace.look_at - 10.0 < 0.002
+        pace.begin_look()
+        pace.looked(10.1, 0.00001, 0)
+        assert pace.look_at - 10.1 > 0.005
 
     def test_a_stream_at_rest_is_polled_and_not_looked_at(self) -> None:
         pace = Pace(0.1, 2.0)

@@ -51,6 +51,11 @@ class Worker(Protocol):
         ...
 
     @property
+    def urgent(self) -> bool:
+        """Whether something waits that only a poll finds."""
+        ...
+
+    @property
     def pause_seconds(self) -> float:
         """For so long a poll makes no sense, unless something ends."""
         ...
@@ -146,11 +151,13 @@ class Loop:
     async def _quiet(self) -> bool:
         """Wait for a poll that begins after this call and finds nothing to do. False: the loop ended before that."""
         before = self._polls
+        self._pace.awaited = True
         while self._quiet_poll <= before and not self._stopped:
             self._idle.clear()
             self._pace.hurry()
             self._worker.changed.set()
             await self._idle.wait()
+        self._pace.awaited = False
         return self._quiet_poll > before
 
     async def run(self) -> None:
@@ -224,8 +231,14 @@ class Loop:
             found = True
             self._pace.hurry()
         found |= await worker.start(work)
-        ready, pause = bool(work.ready), worker.pause_seconds
-        self._pace.polled(time.monotonic(), seconds, found=found, ready=ready, pause=pause)
+        self._pace.polled(
+            time.monotonic(),
+            seconds,
+            found=found,
+            ready=bool(work.ready),
+            urgent=worker.urgent,
+            pause=worker.pause_seconds,
+        )
         if found or worker.busy:
             self._idle.clear()
         # The poll leaves out busy shards. If one became free during the poll, its later events were not seen.

@@ -8,13 +8,15 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-# A worker that asks in vain spends at most this share of the time on it: a twentieth. An answer with events is worth
-# more: they may be the first of several.
+# A worker that looks in vain spends at most this share of the time on it: a twentieth. An answer with events is worth
+# more: they may be the first of several. A look costs more than its answer takes, so there is a least wait.
 _IN_VAIN: Final = 20
+_IN_VAIN_SECONDS: Final = 0.007
 _WITH_EVENTS: Final = 5
-# A poll asks for more than a look, and what it alone finds is less urgent.
+_WITH_EVENTS_SECONDS: Final = 0.001
+# A poll asks for more than a look, and what it alone finds is less urgent: how often in the longest wait at rest.
 _POLL_SHARE: Final = 100
-_SOONEST_SECONDS: Final = 0.001
+_POLLS: Final = 4
 _GROWTH: Final = 1.5
 # A stream without events for so long is at rest.
 REST_AFTER_SECONDS: Final = 1.0
@@ -45,12 +47,14 @@ class Pace:
 
     told: the store wakes this worker, which need not look by itself.
     woken: the store has told of events, and nobody has looked since.
+    awaited: somebody waits for a poll that finds nothing to do.
     """
 
     poll_seconds: float
     limit_seconds: float
     told: bool = False
     woken: bool = False
+    awaited: bool = False
     poll_at: float = 0.0
     look_at: float = math.inf
     _worked_at: float = -math.inf
@@ -67,13 +71,16 @@ class Pace:
     def begin_look(self) -> None:
         self.look_at, self.woken = math.inf, False
 
-    def polled(self, now: float, seconds: float, *, found: bool, ready: bool, pause: float = 0.0) -> None:
-        """Note a poll that took so many seconds. found: there is work; ready: there are new events. pause: for so long
-        another poll makes no sense."""
+    def polled(
+        self, now: float, seconds: float, *, found: bool, ready: bool, urgent: bool = False, pause: float = 0.0
+    ) -> None:
+        """Note a poll that took so many seconds. found: there is work; ready: there are new events. urgent: something
+        waits that only a poll finds. pause: for so long another poll makes no sense."""
         if found:
             self._worked_at = now
         self._untold += ready and self.told
-        rare = min(self.limit_seconds, max(self.poll_seconds, _POLL_SHARE * seconds))
+        often = self.poll_seconds if urgent else max(self.poll_seconds, self.limit_seconds / _POLLS)
+        rare = min(self.limit_seconds, max(often, _POLL_SHARE * seconds))
         self._interval = rare if self._is_active(now) else min(self.limit_seconds, _GROWTH * max(rare, self._interval))
         self.poll_at = min(self.poll_at, now + max(pause, _drifting(self._interval)))
         self._look_again(now, seconds, found=found, pause=pause)
@@ -88,7 +95,8 @@ class Pace:
     def _look_again(self, now: float, seconds: float, *, found: bool, pause: float = 0.0) -> None:
         is_told = self.told and self._untold < _DOUBTFUL
         if self._is_active(now) and not is_told:
-            wait = max(_SOONEST_SECONDS, seconds * (_WITH_EVENTS if found else _IN_VAIN))
+            least, factor = (_WITH_EVENTS_SECONDS, _WITH_EVENTS) if found else (_IN_VAIN_SECONDS, _IN_VAIN)
+            wait = max(least, factor * seconds)
             self.look_at = min(self.look_at, now + max(pause, _drifting(min(wait, self.poll_seconds))))
 
     def _is_active(self, now: float) -> bool:

@@ -95,6 +95,10 @@ class OrderedWorker:
             self._fill_slots()
 
     @property
+    def urgent(self) -> bool:
+        return any(shard.held_keys for shard in self.ownership.shards.values())
+
+    @property
     def pause_seconds(self) -> float:
         if self._waiting:
             return max(_BUSY_POLL_SECONDS, self._destination.breaker.pause_seconds(time.monotonic()))
@@ -154,6 +158,7 @@ class OrderedWorker:
 
     def _turn_ended(self, task: asyncio.Task[None]) -> None:
         turn = self._running.pop(task)
+        expected_at = self.pace.next_at
         self._destination.breaker.inconclusive()
         for shard in turn.shards:
             if shard.lost:
@@ -171,10 +176,11 @@ class OrderedWorker:
             self._look_at_all()
         elif told or error is not None or self._must_poll(turn):
             self.pace.hurry()
-        self.changed.set()
+        if self.pace.next_at < expected_at:
+            self.changed.set()
 
     def _must_poll(self, turn: Turn) -> bool:
-        """Whether the next poll comes at once: to give a shard away, or to ask for more where nobody tells and a look
-        cannot."""
+        """Whether the next poll comes at once: to give a shard away, to ask for more where nobody tells and a look
+        cannot, or because somebody waits for it."""
         asks = turn.events and not (self._waiting or self.pace.told or self._destination.features.joint)
-        return bool(asks) or any(shard.leaving for shard in turn.shards)
+        return bool(asks) or self.pace.awaited or any(shard.leaving for shard in turn.shards)

@@ -69,6 +69,10 @@ class QueueWorker:
         return False  # a claim takes what it finds, so only a poll looks
 
     @property
+    def urgent(self) -> bool:
+        return True  # every retry is found by a poll
+
+    @property
     def pause_seconds(self) -> float:
         return self._destination.breaker.pause_seconds(time.monotonic())
 

@@ -18,7 +18,7 @@ from pillarbox.tasks import PerLoop
 T = TypeVar("T")
 
 _BUSY_SECONDS = 10.0
-_NOTHING = (-1, -1)
+_MOST_READS = 100  # remembered; a worker has a few
 
 
 class SqliteDatabase:
@@ -30,8 +30,10 @@ class SqliteDatabase:
         self._connection: sqlite3.Connection | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._lock = PerLoop(asyncio.Lock)
-        self._known = _NOTHING  # the state of the database in which these reads found nothing
-        self._empty: set[Hashable] = set()
+        # Only asks whether somebody has written, which takes microseconds and waits for nobody. None: in memory, where
+        # every connection has a database of its own.
+        self._watch: sqlite3.Connection | None = None
+        self._empty: dict[Hashable, int] = {}  # the version of the database in which a read found nothing
 
     async def open(self, *, create: bool = False) -> None:
         async with self._lock():
@@ -46,12 +48,14 @@ class SqliteDatabase:
             self._thread = ThreadPoolExecutor(1, "pillarbox-sqlite")
             try:
                 self._connection = await self._call(self._connect)
+                self._empty.clear()  # each connection counts by itself
+                if not self.path.startswith(("file:", ":memory:")):
+                    self._watch = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
             except BaseException:
                 self._thread.shutdown(wait=False)
                 raise
 
     def _connect(self) -> sqlite3.Connection:
-        self._known = _NOTHING  # each connection counts by itself
         connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, uri=True)
         self._use_wal(connection)
         # FULL: commits survive a power cut.
@@ -71,8 +75,10 @@ class SqliteDatabase:
                 time.sleep(0.01)
 
     async def close(self) -> None:
-        connection, thread = self._connection, self._thread
-        self._connection = self._thread = None
+        connection, thread, watch = self._connection, self._thread, self._watch
+        self._connection = self._thread = self._watch = None
+        if watch is not None:
+            watch.close()
         if connection is not None and thread is not None:
             await asyncio.get_running_loop().run_in_executor(thread, connection.close)
             thread.shutdown()
@@ -134,23 +140,25 @@ class SqliteDatabase:
     async def fetch_unless_known(self, read: Hashable, statement: SqlText, **values: Any) -> Sequence[Any]:
         """The rows of a statement. ``read`` says what it asks for: a read that found nothing is not run again until
         somebody has written, so the answer may depend on nothing but the database, not even on the time."""
-        cells = {name: sqlite_cell(values[name]) for name in statement.names}
-        async with self._lock():
-            return await self._call(lambda: self._fetch_unless_known(read, statement.text, cells))
-
-    def _fetch_unless_known(self, read: Hashable, text: str, cells: Mapping[str, Any]) -> Sequence[Any]:
-        connection = self._opened()
-        # A commit of another connection changes the first number, and a row that we write the second.
-        known = (connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes)
-        if known != self._known:
-            self._known = known
-            self._empty.clear()
-        elif read in self._empty:
+        version = self._version()
+        if version is not None and self._empty.get(read) == version:
             return []
-        rows = connection.execute(text, cells).fetchall()
-        if not rows:
-            self._empty.add(read)
+        rows = await self.fetch(statement, **values)
+        if rows or version is None:
+            self._empty.pop(read, None)
+        else:
+            self._empty = {read: version} if len(self._empty) >= _MOST_READS else {**self._empty, read: version}
         return rows
+
+    def _version(self) -> int | None:
+        """A number that every commit to the file changes; None: unknown."""
+        if self._watch is None:
+            return None
+        try:
+            version: int = self._watch.execute("PRAGMA data_version").fetchone()[0]
+            return version
+        except sqlite3.Error:
+            return None  # the read says what is wrong
 
     async def execute(self, statement: SqlText, **values: Any) -> int:
         async with self._lock():
