@@ -21,6 +21,11 @@ _BUSY_SECONDS = 10.0
 _MOST_READS = 100  # remembered; a worker has a few
 
 
+def filled(statement: SqlText, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The text of a statement and its parameters, as the driver takes them."""
+    return statement.text, {name: sqlite_cell(values[name]) for name in statement.names}
+
+
 class SqliteDatabase:
     """One connection, used in one thread; asyncio waits for it outside the event loop."""
 
@@ -122,12 +127,12 @@ class SqliteDatabase:
         return self._connection
 
     async def _fetch(self, statement: SqlText, values: Mapping[str, Any]) -> Sequence[Any]:
-        cells = {name: sqlite_cell(values[name]) for name in statement.names}
-        return await self._call(lambda: self._opened().execute(statement.text, cells).fetchall())
+        text, cells = filled(statement, values)
+        return await self._call(lambda: self._opened().execute(text, cells).fetchall())
 
     async def _execute(self, statement: SqlText, values: Mapping[str, Any]) -> int:
-        cells = {name: sqlite_cell(values[name]) for name in statement.names}
-        return await self._call(lambda: self._opened().execute(statement.text, cells).rowcount)
+        text, cells = filled(statement, values)
+        return await self._call(lambda: self._opened().execute(text, cells).rowcount)
 
     async def _execute_many(self, statement: SqlText, rows: Sequence[Mapping[str, Any]]) -> None:
         cells = [{name: sqlite_cell(row[name]) for name in statement.names} for row in rows]
@@ -175,6 +180,24 @@ class SqliteDatabase:
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         async with self.transaction() as tx:
             return await work(tx)
+
+    async def together(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """A whole transaction in one call into the thread."""
+
+        def call() -> T:
+            connection = self._opened()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                done = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            return done
+
+        async with self._lock():
+            return await self._call(call)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
