@@ -692,11 +692,11 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "settles without token": bug("test_a_stale_owner_settles_nothing", fence=[FENCE, ""]),
     "settles what it gave back": bug(
-        "test_whoever_gave_a_shard_back_settles_nothing", fence=[" AND owner = :worker", ""]
+        "test_whoever_gave_a_shard_back_settles_nothing", fence_joint=[" AND owner = :worker", ""]
     ),
     "settles by the clock": bug(
         "test_an_expired_lease_that_nobody_took_still_settles",
-        fence=["AND owner = :worker", f"AND owner = :worker AND lease_until > {NOW}"],
+        fence_joint=["AND owner = :worker", f"AND owner = :worker AND lease_until > {NOW}"],
     ),
     "charges a repeated settle": bug(
         "test_a_settle_that_is_repeated_changes_nothing_more",
@@ -721,6 +721,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "mangles errors": Mutant(["test_an_error_may_contain_any_text"], MangleErrors),
     "holds in a parked key": bug(
         "test_what_follows_in_a_parked_key_dies_too", lock_keys=["SELECT key, mode", "SELECT key, 'blocked'"]
+    ),
+    "parks a key that was freed": bug(
+        "test_a_turn_that_read_a_parked_key_does_not_park_it_again",
+        lock_keys=["SELECT key, mode", "SELECT key, 'parked'"],
     ),
     "dies once": Mutant(["test_an_id_that_died_may_die_again"], DiesOnce),
     "names every key": Mutant(["test_a_settle_names_the_held_keys"], NamesEveryKey),
