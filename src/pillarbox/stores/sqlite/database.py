@@ -41,14 +41,18 @@ class SqliteDatabase:
                     "or make it with `pillarbox init` or `await store.migrate()`"
                 )
             self._thread = ThreadPoolExecutor(1, "pillarbox-sqlite")
+            made: list[sqlite3.Connection] = []
             try:
-                self._connection = await self._call(self._connect)
+                self._connection = await self._call(lambda: self._connect(made))
             except BaseException:
+                for connection in made:
+                    self._thread.submit(connection.close)
                 self._thread.shutdown(wait=False)
                 raise
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, made: list[sqlite3.Connection]) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, uri=True)
+        made.append(connection)
         self._use_wal(connection)
         # FULL: commits survive a power cut.
         connection.execute("PRAGMA synchronous = FULL")
