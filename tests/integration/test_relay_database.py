@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import sqlite3
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,6 +196,33 @@ async def test_a_start_that_fails_leaves_no_connection_behind(postgres: Postgres
     still_open = store.database.is_open
     await store.close()
     assert not still_open
+
+
+async def test_an_open_that_is_cancelled_leaves_no_connection_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    closed: list[sqlite3.Connection] = []
+
+    class Noted(sqlite3.Connection):
+        def close(self) -> None:
+            super().close()
+            closed.append(self)
+
+    def connect(*arguments: Any, **named: Any) -> sqlite3.Connection:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(WAIT)
+        return Noted(*arguments, **named)
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    opening = asyncio.create_task(SqliteStore(str(tmp_path / "outbox.db")).migrate())
+    await begun.wait()
+    opening.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait([opening])
+    assert opening.cancelled()
+    await until(lambda: closed)
 
 
 class Deaf:

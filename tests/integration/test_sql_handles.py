@@ -160,5 +160,7 @@ async def test_sqlite_takes_the_file_of_an_engine(tmp_path: Path, make: Callable
 async def test_what_is_no_store_is_refused() -> None:
     with pytest.raises(ConfigError, match="give the engine a file"):
         store_of(sqlalchemy.create_engine("sqlite://"))
-    with sqlalchemy.create_engine("sqlite://").connect() as connection, pytest.raises(ConfigError, match="is no store"):
+    engine = sqlalchemy.create_engine("sqlite://")
+    with engine.connect() as connection, pytest.raises(ConfigError, match="is no store"):
         store_of(connection)
+    engine.dispose()

@@ -51,17 +51,22 @@ class SqliteDatabase:
                     "or make it with `pillarbox init` or `await store.migrate()`"
                 )
             self._thread = ThreadPoolExecutor(1, "pillarbox-sqlite")
+            made: list[sqlite3.Connection] = []
             try:
-                self._connection = await self._call(self._connect)
+                connection = await self._call(lambda: self._connect(made))
                 self._empty.clear()  # each connection counts by itself
                 if not self.path.startswith(("file:", ":memory:")):
                     self._watch = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+                self._connection = connection
             except BaseException:
+                for each in made:
+                    self._thread.submit(each.close)
                 self._thread.shutdown(wait=False)
                 raise
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, made: list[sqlite3.Connection]) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, uri=True)
+        made.append(connection)
         self._use_wal(connection)
         # FULL: commits survive a power cut.
         connection.execute("PRAGMA synchronous = FULL")
