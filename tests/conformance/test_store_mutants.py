@@ -696,6 +696,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "settles by the clock": bug(
         "test_an_expired_lease_that_nobody_took_still_settles",
+        fence=["AND owner = :worker", f"AND owner = :worker AND lease_until > {NOW}"],
         fence_joint=["AND owner = :worker", f"AND owner = :worker AND lease_until > {NOW}"],
     ),
     "charges a repeated settle": bug(

@@ -14,7 +14,7 @@ from pillarbox.errors import LeaseLost, StoreDown
 from pillarbox.event import Event
 from pillarbox.ids import uuid7
 from pillarbox.observe import Observers
-from pillarbox.publisher import PUBLISHED, Outcome, Publisher, outage, retry
+from pillarbox.publisher import PUBLISHED, Outcome, Publisher, PublisherFeatures, outage, retry
 from pillarbox.relay import Fixed, OnDead, Stream
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.crash import Calm, CrashRule
@@ -22,6 +22,7 @@ from pillarbox.relay.destination import Destination
 from pillarbox.relay.ordered import turn as turns
 from pillarbox.relay.ordered.ownership import Shard
 from pillarbox.relay.ordered.turn import Stopping, TurnRunner
+from pillarbox.relay.ordered.worker import OrderedWorker
 from pillarbox.relay.pace import BatchSize
 from pillarbox.relay.plan import Rules
 from pillarbox.store import Grant, KeyRun, Settlement, Store
@@ -83,6 +84,7 @@ class Answers(Publisher):
     """Notes each batch, and answers by the type of an event."""
 
     description = "answers"
+    features = PublisherFeatures(joint=True)
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
@@ -105,9 +107,9 @@ class Turn:
         self.store = Shards({int(name.removeprefix("shard_")): batch for name, batch in events.items()})
         self.to = Answers()
         stream, rules = Stream("orders", self.to), Rules(Fixed(5.0), 3, OnDead.SKIP)
-        job = Assignment(cast(Store, self.store), stream, self.to, rules, "ann", 1.0, Observers())
-        self.destination = Destination(job)
-        self._turns = TurnRunner(job, self.destination, Calm(0.0))
+        self.job = Assignment(cast(Store, self.store), stream, self.to, rules, "ann", 1.0, Observers())
+        self.destination = Destination(self.job)
+        self._turns = TurnRunner(self.job, self.destination, Calm(0.0))
 
     async def __call__(self, *shards: Shard) -> list[int]:
         turn = turns.Turn(shards)
@@ -168,6 +170,17 @@ async def test_after_a_turn_that_filled_its_limit_each_shard_has_a_turn_of_its_o
     assert not two.quiet
     assert await turn(two) == []
     assert two.quiet
+
+
+async def test_shards_that_rest_share_a_turn_although_their_last_one_was_full() -> None:
+    """A pause or an error can end the turns of a full shard. Else a poll would be made for each of its later looks."""
+    turn = Turn(shard_1=[make_event()])
+    worker = OrderedWorker(turn.job, turn.destination)
+    worker.ownership.shards = {1: shard(1), 2: shard(2)}
+    worker.ownership.shards[1].full = True
+    assert worker.look()
+    await asyncio.wait(worker._running)
+    assert turn.store.calls == ["read [1, 2] 10"]
 
 
 async def test_a_shard_past_its_time_publishes_nothing_and_the_others_do() -> None:

@@ -103,6 +103,12 @@ class Settlement:
     keep_published: bool = True  # False: delete instead of marking
     ticket: bytes = b""  # of the part that was read
 
+    @property
+    def only_published(self) -> bool:
+        """Whether it says nothing but that events are published."""
+        more = self.failed or self.dead or self.held or self.hold_keys or self.release_keys
+        return bool(self.published) and not more
+
     def __bool__(self) -> bool:
         return bool(self.published or self.failed or self.dead or self.held or self.hold_keys or self.release_keys)
 

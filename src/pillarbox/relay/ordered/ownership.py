@@ -34,7 +34,7 @@ class Shard:
     asked: bool = False  # whether the held keys were read
     leaving: bool = False  # above this worker's share: no turn starts on it
     lost: bool = False  # a turn found out that another worker owns it
-    full: bool = False  # its last turn read as much as it may: the next one is its own
+    full: bool = False  # its last turn read as much as it may: the next one, which follows at once, is its own
     check_due_at: float = 0.0  # when to ask again for a held key that is due
 
     @property
@@ -45,7 +45,7 @@ class Shard:
     @property
     def quiet(self) -> bool:
         """Whether it can share a turn. After a crash it cannot: a second crash must have one cause."""
-        return not (self.full or self.crash_rule.cautious or self.crash_rule.suspect)
+        return not (self.full or self.crash_rule.cautious)
 
     def may_be_due(self, now: float) -> bool:
         """Whether it is time to ask for held keys."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pillarbox.batch import Batch, Part
 from pillarbox.errors import LeaseLost, StoreDown, StoreError
@@ -51,7 +51,7 @@ class Turn:
     shards: Sequence[Shard]
     events: int = 0
     read_seconds: float = 0.0
-    more: Sequence[Shard] = field(default_factory=list)  # shards that may have more to do
+    more: Sequence[Shard] = ()  # shards that may have more to do
 
 
 class TurnRunner:

@@ -70,7 +70,7 @@ class OrderedWorker:
             elif shard is not None and shard not in self._waiting:
                 if number in work.due:
                     shard.check_due_at = 0.0
-                self._waiting.append(shard)
+                self._wait([shard])
                 found = True
         self._fill_slots()
         return found
@@ -87,12 +87,18 @@ class OrderedWorker:
 
     def _may_look(self) -> bool:
         """Whether one turn can ask for the events of all shards that rest."""
-        return self._destination.features.joint and all(shard.quiet for shard in self._at_rest())
+        return self._destination.features.joint and not any(each.crash_rule.cautious for each in self._at_rest())
 
     def _look_at_all(self) -> None:
         if not self._paused and not self._destination.breaker.seconds_left(time.monotonic()):
-            self._waiting.extend(self._at_rest())
+            self._wait(self._at_rest())
             self._fill_slots()
+
+    def _wait(self, shards: Sequence[Shard]) -> None:
+        """Let shards that rest wait for a slot. Their last turn may have been full: that is over."""
+        for shard in shards:
+            shard.full = False
+        self._waiting.extend(shards)
 
     @property
     def urgent(self) -> bool:

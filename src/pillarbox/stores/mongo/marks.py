@@ -24,8 +24,7 @@ _PUBLISHED: Final[Document] = {
 
 def only_marks(settlement: Settlement) -> bool:
     """Whether it says nothing but that events are published which were pending when they were read."""
-    more = settlement.failed or settlement.dead or settlement.held or settlement.hold_keys or settlement.release_keys
-    return not more and all(event.status is Status.PENDING for event in settlement.published)
+    return settlement.only_published and all(event.status is Status.PENDING for event in settlement.published)
 
 
 async def mark(events: database.Collection, mine: Document, session: Session | None, *, keep: bool) -> None:

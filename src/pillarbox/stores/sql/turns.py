@@ -169,14 +169,16 @@ class SqlTurns:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
         held: dict[int, Collection[str]] = {}
-        joint = [settlement for settlement in settlements if _is_all_published(settlement)]
+        joint = [settlement for settlement in settlements if settlement.only_published]
         kinds = {(each.grant.stream, each.grant.worker, each.keep_published) for each in joint}
-        if len(joint) > 1 and len(kinds) == 1 and await self._settle_joint(joint):
+        # A single one has a faster statement of its own, on some databases.
+        together = len(joint) > 1 or self._settle_published is None
+        if together and len(kinds) == 1 and await self._settle_joint(joint):
             held = {settlement.grant.shard: () for settlement in joint}
         for settlement in settlements:
             if settlement.grant.shard in held:
                 continue
-            if self._settle_published is not None and _is_all_published(settlement):
+            if self._settle_published is not None and settlement.only_published:
                 keys: Collection[str] | None = () if await self._settle_published(settlement) else None
             else:
                 keys = await self._db.transact(partial(self._settle, settlement))
@@ -218,8 +220,3 @@ class SqlTurns:
             if await tx.execute(sql["release_key"], **place, key=key):
                 modes.pop(key, None)
         return modes.keys()
-
-
-def _is_all_published(settlement: Settlement) -> bool:
-    keys = settlement.hold_keys or settlement.release_keys
-    return bool(settlement.published) and not (keys or settlement.failed or settlement.dead or settlement.held)

@@ -49,10 +49,6 @@ async def _settle_joint(database: SqliteDatabase, sql: Statements, settlements: 
     return await database.together(settle)
 
 
-async def _settle_published(database: SqliteDatabase, sql: Statements, settlement: Settlement) -> bool:
-    return await _settle_joint(database, sql, [settlement])
-
-
 class SqliteStore(SqlStore):
     """An outbox in a SQLite file, in WAL mode; ``path`` may be ``:memory:``.
 
@@ -77,7 +73,6 @@ class SqliteStore(SqlStore):
                 sql,
                 ROWS,
                 settle_joint=partial(_settle_joint, database, sql),
-                settle_published=partial(_settle_published, database, sql),
                 read=partial(_read, database, sql),
             ),
         )

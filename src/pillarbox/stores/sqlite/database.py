@@ -154,10 +154,10 @@ class SqliteDatabase:
         if version is not None and self._empty.get(read) == version:
             return []
         rows = await self.fetch(statement, **values)
-        if rows or version is None:
-            self._empty.pop(read, None)
-        else:
-            self._empty = {read: version} if len(self._empty) >= _MOST_READS else {**self._empty, read: version}
+        if not rows and version is not None:
+            if len(self._empty) >= _MOST_READS:
+                self._empty.clear()
+            self._empty[read] = version
         return rows
 
     def _version(self) -> int | None:
