@@ -8,8 +8,14 @@ from functools import cached_property
 from pillarbox.errors import ConfigError
 
 # Tables of all databases; each database has some of them.
-TABLES = ("meta", "event", "stream", "worker", "lease", "held_key", "dead_letter", "audit", "sleeper", "key_lock")
-_INDEXES = ("ready_index", "held_index", "due_index", "leased_index", "held_due_index", "dead_index", "aggregate_index")
+TABLES = (
+    *("meta", "event", "stream", "worker", "lease", "held_key", "dead_letter", "audit", "sleeper", "key_lock"),
+    *("inbox", "inbox_version", "idempotency"),
+)
+_INDEXES = (
+    *("ready_index", "held_index", "due_index", "leased_index", "held_due_index", "dead_index", "aggregate_index"),
+    *("inbox_age_index", "idempotency_age_index"),
+)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 

@@ -9,13 +9,16 @@ import aiosqlite
 import asyncmy
 import asyncpg
 import psycopg
+import psycopg2
 import psycopg_pool
 import pymysql
 import sqlalchemy
 from psycopg.rows import dict_row
+from psycopg2.extras import DictCursor
+from psycopg2.pool import ThreadedConnectionPool
 from pymongo import AsyncMongoClient, MongoClient
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
 from pillarbox.conformance.driver_setup import Application, done
 
@@ -66,8 +69,13 @@ class AioSqlite(Application):
 
 
 class Psycopg(Application):
+    has_pool = True
+
     async def connect(self, autocommit: bool) -> Any:
         return psycopg.connect(self.url, autocommit=autocommit, row_factory=dict_row)
+
+    async def pool(self) -> Any:
+        return psycopg_pool.ConnectionPool(self.url, min_size=1, max_size=2, open=True)
 
 
 class PsycopgAsync(Application):
@@ -81,6 +89,28 @@ class PsycopgAsync(Application):
         pool = psycopg_pool.AsyncConnectionPool(self.url, min_size=1, max_size=2, open=False)
         await pool.open()
         return pool
+
+
+class _OnCursors(Application):
+    async def execute(self, text: str) -> None:
+        cursor = self.handle.cursor()
+        cursor.execute(text)
+        cursor.close()
+
+
+class Psycopg2(_OnCursors):
+    has_pool = True
+
+    async def connect(self, autocommit: bool) -> Any:
+        connection = psycopg2.connect(self.url, cursor_factory=DictCursor)
+        connection.autocommit = autocommit
+        return connection
+
+    async def pool(self) -> Any:
+        return ThreadedConnectionPool(1, 2, self.url)
+
+    async def close_pool(self, pool: Any) -> None:
+        pool.closeall()
 
 
 class Asyncpg(Application):
@@ -102,13 +132,6 @@ class Asyncpg(Application):
 
     async def pool(self) -> Any:
         return await asyncpg.create_pool(self.url, min_size=1, max_size=2)
-
-
-class _OnCursors(Application):
-    async def execute(self, text: str) -> None:
-        cursor = self.handle.cursor()
-        cursor.execute(text)
-        cursor.close()
 
 
 class PyMysql(_OnCursors):
@@ -143,6 +166,7 @@ class AsyncMy(Application):
 class PyMongo(Application):
     """A ClientSession."""
 
+    has_pool = True
     has_savepoints = False
     create: Callable[[str], Any] = MongoClient
 
@@ -163,21 +187,21 @@ class PyMongo(Application):
         await done(self.handle.end_session())
         await done(self._client.close())
 
+    async def pool(self) -> Any:
+        return type(self).create(self.url)
+
 
 class PyMongoAsync(PyMongo):
     """An AsyncClientSession."""
 
     is_awaited = True
-    has_pool = True
     create = AsyncMongoClient
-
-    async def pool(self) -> Any:
-        return AsyncMongoClient(self.url)
 
 
 class SqlAlchemy(Application):
     """A Connection."""
 
+    has_pool = True
     driver: Mapping[str, str] = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
     create: Callable[..., Any] = staticmethod(sqlalchemy.create_engine)
 
@@ -197,24 +221,23 @@ class SqlAlchemy(Application):
         await super().close()
         await done(self._engine.dispose())
 
+    async def pool(self) -> Any:
+        return self.engine()
+
+    async def close_pool(self, pool: Any) -> None:
+        await done(pool.dispose())
+
 
 class SqlAlchemyAsync(SqlAlchemy):
     """An AsyncConnection."""
 
     is_awaited = True
-    has_pool = True
     driver: Mapping[str, str] = {
         "postgresql": "postgresql+asyncpg",
         "mysql": "mysql+asyncmy",
         "sqlite": "sqlite+aiosqlite",
     }
     create = staticmethod(create_async_engine)
-
-    async def pool(self) -> Any:
-        return self.engine()
-
-    async def close_pool(self, pool: Any) -> None:
-        await pool.dispose()
 
 
 class SqlAlchemySession(SqlAlchemy):
@@ -226,23 +249,34 @@ class SqlAlchemySession(SqlAlchemy):
         self._engine = self.engine(autocommit=autocommit)
         return Session(self._engine)
 
+    async def pool(self) -> Any:
+        return sessionmaker(self.engine())
+
+    async def close_pool(self, pool: Any) -> None:
+        pool.kw["bind"].dispose()
+
 
 class SqlAlchemyAsyncSession(SqlAlchemyAsync):
     """An AsyncSession."""
 
     is_awaited = False
     is_buffered = True
-    has_pool = False
 
     async def connect(self, autocommit: bool) -> Any:
         self._engine = self.engine(autocommit=autocommit)
         return AsyncSession(self._engine)
 
+    async def pool(self) -> Any:
+        return async_sessionmaker(self.engine())
+
+    async def close_pool(self, pool: Any) -> None:
+        await pool.kw["bind"].dispose()
+
 
 _SQLALCHEMY = [SqlAlchemy, SqlAlchemyAsync, SqlAlchemySession, SqlAlchemyAsyncSession]
 APPLICATIONS: Mapping[str, list[type[Application]]] = {
     "sqlite": [Sqlite3, Sqlite3Cursor, AioSqlite, *_SQLALCHEMY],
-    "postgres": [Psycopg, PsycopgAsync, Asyncpg, *_SQLALCHEMY],
+    "postgres": [Psycopg, PsycopgAsync, Psycopg2, Asyncpg, *_SQLALCHEMY],
     "mysql": [PyMysql, AsyncMy, *_SQLALCHEMY],
     "mariadb": [PyMysql, AsyncMy, *_SQLALCHEMY],
     "mongo": [PyMongo, PyMongoAsync],

@@ -9,9 +9,11 @@ from typing import Any
 
 import aiosqlite
 import pytest
+from sqlalchemy.orm import sessionmaker
 
 from pillarbox.conformance.driver import DriverContract
 from pillarbox.conformance.driver_setup import Application
+from pillarbox.drivers import driver_of
 from pillarbox.drivers.aiosqlite import AioSqlite
 from pillarbox.drivers.contract import Answer, BuildLater, Driver, PoolDriver, Statement
 from pillarbox.drivers.sqlalchemy import SqlAlchemySession
@@ -105,7 +107,13 @@ class ShowsValues(Sqlite3):
             raise sqlite3.IntegrityError(f"{error}: {statement.values}") from None
 
 
-class HasABlock(Sqlite3):
+class KnowsNoConflict(Sqlite3):
+    def classify(self, error: BaseException) -> ErrorKind:
+        kind = super().classify(error)
+        return ErrorKind.OTHER if kind is ErrorKind.CONFLICT else kind
+
+
+class BlockWithoutEnd(Sqlite3):
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
         yield self.connection
@@ -180,7 +188,7 @@ class LeakyPool(PoolDriver):
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
-        connection = await self._acquire().__aenter__()
+        connection = await self._acquire().__aenter__()  # type: ignore[union-attr]
         async with self._driver(connection).begin() as begun:
             yield begun
 
@@ -246,6 +254,8 @@ class Contract(DriverContract):
         is_pool = issubclass(self.mutant, PoolDriver)
         if isinstance(handle, Pool):
             return self.mutant(handle.acquire, AioSqlite) if is_pool else PoolDriver(handle.acquire, AioSqlite)  # type: ignore[call-arg]
+        if isinstance(handle, sessionmaker):
+            return driver_of(handle)
         return AioSqlite(handle) if is_pool else self.mutant(handle)  # type: ignore[call-arg]
 
 
@@ -270,7 +280,8 @@ MUTANTS: dict[type[Driver], str] = {
     KnowsNoDuplicate: "test_it_classifies_errors",
     EveryConflictIsADuplicate: "test_it_classifies_errors",
     ShowsValues: "test_an_error_shows_no_values",
-    HasABlock: "test_a_plain_handle_has_no_block",
+    KnowsNoConflict: "test_a_row_that_another_transaction_has_locked_is_a_conflict",
+    BlockWithoutEnd: "test_a_block_commits_or_rolls_back",
     Abandons: "test_an_abandoned_transaction_cannot_commit",
     CannotBeClosed: "test_an_abandoned_connection_can_be_closed",
     NeverCommits: "test_a_block_commits_or_rolls_back",

@@ -15,6 +15,7 @@ from pillarbox.drivers.asyncmy import AsyncMy
 from pillarbox.drivers.asyncpg import Asyncpg
 from pillarbox.drivers.contract import Answer, Build, Driver, Steps
 from pillarbox.drivers.psycopg import Psycopg, PsycopgAsync
+from pillarbox.drivers.psycopg2 import Psycopg2
 from pillarbox.drivers.pymongo import Call, PyMongo, PyMongoAsync
 from pillarbox.drivers.pymysql import PyMysql
 from pillarbox.drivers.sqlalchemy import SqlAlchemy, SqlAlchemyAsync, SqlAlchemyAsyncSession, SqlAlchemySession
@@ -51,6 +52,14 @@ class TestPsycopg(DriverContract):
     @pytest.fixture(params=["Psycopg", "PsycopgAsync"])
     def application(self, request: pytest.FixtureRequest, postgres: Postgres) -> MakeApplication:
         return made(request.param, postgres.url)
+
+
+class TestPsycopg2(DriverContract):
+    drivers = (Psycopg2,)
+
+    @pytest.fixture
+    def application(self, postgres: Postgres) -> MakeApplication:
+        return made("Psycopg2", postgres.url)
 
 
 class TestAsyncpg(DriverContract):
@@ -136,6 +145,9 @@ class TestPyMongo(DriverContract):
 
     def pay(self, table: str, least: int) -> Build[Answer]:
         return self.call(table, "update_many", {"amount": {"$gte": least}}, {"$inc": {"amount": 1}})
+
+    def pay_at_once(self, table: str) -> Build[Answer]:
+        return self.pay(table, 0)
 
     def refused(self, table: str) -> Build[Answer]:
         return self.call(table, "update_many", {}, {"$nonsense": {"amount": 1}})

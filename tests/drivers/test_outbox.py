@@ -26,7 +26,7 @@ from tests.drivers.applications import AioSqlite, AsyncMy, Asyncpg, SqlAlchemyAs
 from tests.drivers.conftest import Shop
 
 AWAITED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.is_awaited)
-POOLED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.has_pool)
+POOLED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.has_pool and kind.is_awaited)
 NESTED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.is_awaited and kind.has_savepoints)
 # SQLite has one writer at a time, MongoDB ends the later one; a driver that is not awaited would wait in this thread.
 CONCURRENT: pytest.MarkDecorator = pytest.mark.drivers.with_args(

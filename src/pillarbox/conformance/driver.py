@@ -96,6 +96,16 @@ class DriverContract(DriverSetup):
             await shop.app.rollback()
 
     @pytest.mark.asyncio
+    async def test_a_row_that_another_transaction_has_locked_is_a_conflict(self, shop: Shop) -> None:
+        await self.alone(shop.app, self.insert(shop.table, Row(1)))
+        await shop.other.begin()
+        await self.run(shop.other, self.pay(shop.table, 0))
+        await shop.app.begin()
+        assert await self.run(shop.app, _classified(self.pay_at_once(shop.table))) is ErrorKind.CONFLICT
+        for each in (shop.app, shop.other):
+            await each.rollback()
+
+    @pytest.mark.asyncio
     async def test_an_error_shows_no_values(self, shop: Shop) -> None:
         card = "4111" * 4  # not in one piece: a traceback shows these lines
         await shop.app.begin()
@@ -127,7 +137,6 @@ class DriverContract(DriverSetup):
         closing.exception()  # it may say that it is closed already
         assert await self.committed(shop) == []
 
-    @only(lambda app: app.is_awaited, "it has to be awaited")
     @pytest.mark.asyncio
     async def test_a_block_commits_or_rolls_back(self, shop: Shop) -> None:
         await self.block(shop.app.handle, self.insert(shop.table, Row(1)))
@@ -138,7 +147,7 @@ class DriverContract(DriverSetup):
             await self.block(shop.app.handle, self.insert(shop.table, Row(3)), asyncio.CancelledError())
         assert await self.committed(shop) == [1]
 
-    @only(lambda app: app.is_awaited and app.has_savepoints, "it has savepoints")
+    @only(lambda app: app.has_savepoints, "it has savepoints")
     @pytest.mark.asyncio
     async def test_a_block_in_an_open_transaction_is_a_savepoint(self, shop: Shop) -> None:
         await shop.app.begin()
@@ -165,12 +174,6 @@ class DriverContract(DriverSetup):
         finally:
             await shop.app.close_pool(pool)
         assert await self.committed(shop) == [1, 2, 3, 4, 5]
-
-    @only(lambda app: not app.is_awaited, "it is plain")
-    @pytest.mark.asyncio
-    async def test_a_plain_handle_has_no_block(self, shop: Shop) -> None:
-        with pytest.raises(ConfigError):
-            await self.block(shop.app.handle, self.insert(shop.table, Row(1)))
 
     @only(lambda app: app.is_buffered, "its writes wait for a flush")
     @pytest.mark.asyncio

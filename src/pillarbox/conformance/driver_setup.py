@@ -174,7 +174,7 @@ class DriverSetup:
 
     async def block(self, handle: Any, build: Build[Any], error: BaseException | None = None) -> None:
         async with self.driver(handle).begin() as connection:
-            await self.driver(connection).run(build)
+            await done(self.driver(connection).run(build))
             if error is not None:
                 raise error
 
@@ -228,6 +228,18 @@ class DriverSetup:
     def pay(self, table: str, least: int) -> Build[Answer]:
         """Add 1 to each amount from ``least`` on."""
         return self.ask(f"UPDATE {table} SET amount = amount + 1 WHERE amount >= ?", least)
+
+    def pay_at_once(self, table: str) -> Build[Answer]:
+        """Add 1 to each amount, and fail where another transaction has locked a row, without a long wait."""
+
+        def steps(driver: Driver) -> Steps[Answer]:
+            if driver.dialect.database == "sqlite":
+                yield Statement("PRAGMA busy_timeout = 10")
+            else:
+                yield Statement(f"SELECT number FROM {table} FOR UPDATE NOWAIT", has_rows=True)
+            return (yield from self.pay(table, 0)(driver))
+
+        return steps
 
     def refused(self, table: str) -> Build[Answer]:
         """A statement that fails, but not for a duplicate or a table."""

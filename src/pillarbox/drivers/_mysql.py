@@ -2,13 +2,13 @@
 
 from typing import Any, Final
 
-from pillarbox.drivers.contract import Driver
+from pillarbox.drivers.contract import TextBlocks
 from pillarbox.sql.dialects import MYSQL
 
 _IN_TRANSACTION: Final = 1  # a flag of the protocol; the server sends it with every answer
 
 
-class MysqlDriver(Driver):
+class MysqlDriver(TextBlocks):
     dialect = MYSQL
     handle_name = "MySQL connection"
     remedy = "call connection.begin() first"

@@ -1,7 +1,6 @@
 """An ``aiosqlite`` connection."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from sqlite3 import ProgrammingError
 from threading import Thread
 from time import sleep
@@ -23,21 +22,6 @@ class AioSqlite(Sqlite3):
         cursor.row_factory = None
         rows = list(await cursor.fetchall())
         return Answer(rows, len(rows))
-
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[aiosqlite.Connection]:
-        # IMMEDIATE: a transaction that reads first and writes later fails if another has written in between.
-        begin, commit, rollback = ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK")
-        if self.in_transaction():
-            begin, commit, rollback = ("SAVEPOINT pillarbox", "RELEASE pillarbox", "ROLLBACK TO pillarbox")
-        await self.connection.execute(begin)
-        try:
-            yield self.connection
-            await self.connection.execute(commit)
-        except BaseException:
-            if self.in_transaction():
-                await self.connection.execute(rollback)
-            raise
 
     def abandon(self) -> None:
         # Asked from a thread without an event loop, the connection's thread answers to none: this one may be closed

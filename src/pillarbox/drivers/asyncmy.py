@@ -1,6 +1,5 @@
 """An asyncmy connection, cursor or pool."""
 
-from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from asyncmy.cursors import Cursor
@@ -19,20 +18,8 @@ class AsyncMy(MysqlDriver):
             await cursor.execute(statement.text, statement.values)
             return Answer(await cursor.fetchall() if statement.has_rows else (), cursor.rowcount)
 
-    @asynccontextmanager
-    async def begin(self) -> Any:
-        # Without autocommit any statement of the caller may have begun a transaction.
-        nested = self.in_transaction()
-        await self.ask(Statement("SAVEPOINT pillarbox" if nested else "BEGIN"))
-        try:
-            yield self.connection
-            await self.ask(Statement("RELEASE SAVEPOINT pillarbox" if nested else "COMMIT"))
-        except BaseException:
-            # It fails where nothing is left to roll back: a cancelled statement closes the connection, and a deadlock
-            # ends the transaction with its savepoints. The caller has to see the first error.
-            with suppress(Exception):
-                await self.ask(Statement("ROLLBACK TO SAVEPOINT pillarbox" if nested else "ROLLBACK"))
-            raise
+    def is_closed(self) -> bool:
+        return not self.connection.connected
 
     def abandon(self) -> None:
         self.connection.close()

@@ -34,6 +34,9 @@ class Asyncpg(Driver):
         async with self.connection.transaction():
             yield self.connection
 
+    def is_closed(self) -> bool:
+        return bool(self.connection.is_closed())
+
     def abandon(self) -> None:
         self.connection.terminate()
 

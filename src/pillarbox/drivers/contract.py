@@ -1,8 +1,9 @@
 """The contract of a driver: everything that a feature does with a caller's handle."""
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pillarbox.errors import ConfigError, NotInTransaction
@@ -35,7 +36,7 @@ class Driver(ABC):
     """One handle of the caller's, for the length of a call. It never commits what it did not begin."""
 
     family: ClassVar[Literal["sql", "mongo"]] = "sql"  # of the steps that it runs
-    is_awaited: ClassVar[bool] = False  # whether ask returns an awaitable
+    is_awaited: bool = False  # whether ask returns an awaitable
     is_buffered: ClassVar[bool] = False  # whether writes wait for the caller's flush: see defer
     needs_transaction: ClassVar[bool] = True  # False: the database can do without, if the caller says so
     handle_name: ClassVar[str] = "connection"  # as an error names it
@@ -57,19 +58,25 @@ class Driver(ABC):
         The error of a statement that fails must not show its values.
         """
 
+    @abstractmethod
     def begin(self) -> AbstractAsyncContextManager[Any]:
-        """A block with a transaction, or with a savepoint in the one that is open; gives the caller's connection."""
-        raise ConfigError(
-            f"outbox.transaction is for drivers that have to be awaited; on this {self.handle_name} call outbox.add"
-        )
+        """A block with a transaction, or with a savepoint in the one that is open; gives the handle to work with.
+
+        It commits, or rolls back and lets the error pass. On a plain driver it awaits nothing: see ``finish``.
+        """
 
     def abandon(self) -> None:
         """Keep the open transaction from committing, without waiting: a write of it was not awaited."""
         raise NotImplementedError(f"{type(self).__name__} has to be awaited; it needs a way to end its transaction")
 
+    def is_closed(self) -> bool:
+        """Whether the connection was lost. Asked after an error, because drivers have many errors for that."""
+        return False
+
     def classify(self, error: BaseException) -> ErrorKind:
-        """The kind of an error that ``ask`` raised."""
-        return self.dialect.classify(error)
+        """The kind of an error of the database, of any statement of the transaction or of its commit."""
+        kind = self.dialect.classify(error)
+        return ErrorKind.AWAY if kind is ErrorKind.OTHER and self.is_closed() else kind
 
     def check(self) -> None:
         """Raise NotInTransaction if a statement would commit by itself."""
@@ -87,14 +94,7 @@ class Driver(ABC):
     def run(self, build: "Build[T]") -> Any:
         """Run the steps that a feature builds for this driver: their result, or an awaitable of it."""
         running = self._run(build(self))
-        if self.is_awaited:
-            return running
-        # It awaits nothing, so that it ends at once.
-        try:
-            running.send(None)
-        except StopIteration as end:
-            return end.value
-        raise AssertionError(f"{type(self).__name__} is not awaited, and waits")
+        return running if self.is_awaited else finish(running)
 
     async def _run(self, steps: Steps[T]) -> T:
         try:
@@ -118,22 +118,48 @@ Build: TypeAlias = Callable[[Driver], Steps[T]]
 BuildLater: TypeAlias = Callable[[Any, Sequence[Any]], Build[None]]
 
 
-class PoolDriver(Driver):
-    """A pool of connections that have to be awaited: it begins transactions, and has none of its own."""
+class TextBlocks(Driver):
+    """Begins and ends transactions by statements, for drivers without blocks of their own."""
 
-    is_awaited = True
+    begin_text: ClassVar[str] = "BEGIN"
+    connection: Any
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        is_nested = self.in_transaction()
+        await settled(self.ask(Statement("SAVEPOINT pillarbox" if is_nested else self.begin_text)))
+        try:
+            yield self.connection
+            await settled(self.ask(Statement("RELEASE SAVEPOINT pillarbox" if is_nested else "COMMIT")))
+        except BaseException:
+            # It fails where nothing is left to roll back: a cancelled statement may close the connection, and a
+            # deadlock may end the transaction with its savepoints. The caller has to see the first error.
+            with suppress(Exception):
+                if self.in_transaction():
+                    await settled(self.ask(Statement("ROLLBACK TO SAVEPOINT pillarbox" if is_nested else "ROLLBACK")))
+            raise
+
+
+class PoolDriver(Driver):
+    """A pool, an engine or a factory: it begins transactions, and has none of its own.
+
+    acquire: makes a context manager that gives a connection, asynchronous if ``is_awaited``.
+    """
 
     def __init__(
-        self, acquire: Callable[[], AbstractAsyncContextManager[Any]], driver: Callable[[Any], Driver]
+        self,
+        acquire: Callable[[], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]],
+        driver: Callable[[Any], Driver],
+        *,
+        is_awaited: bool = True,
     ) -> None:
+        self.is_awaited = is_awaited
         self._acquire = acquire
         self._driver = driver
 
     def _refuse(self) -> ConfigError:
-        return ConfigError(
-            "a pool has no transaction; use `async with outbox.transaction(pool) as tx:` and tx.add, "
-            "or pass a connection"
-        )
+        awaited = "use `async with outbox.transaction(pool) as tx:` and tx.add, or " if self.is_awaited else ""
+        return ConfigError(f"a pool has no transaction; {awaited}pass a connection")
 
     def in_transaction(self) -> bool:
         raise self._refuse()
@@ -142,9 +168,38 @@ class PoolDriver(Driver):
         raise self._refuse()
 
     @asynccontextmanager
-    async def begin(self) -> Any:
-        async with self._acquire() as connection, self._driver(connection).begin() as begun:
+    async def begin(self) -> AsyncIterator[Any]:
+        async with _entered(self._acquire()) as connection, self._driver(connection).begin() as begun:
             yield begun
+
+
+@asynccontextmanager
+async def _entered(
+    block: AbstractAsyncContextManager[T] | AbstractContextManager[T],
+) -> AsyncIterator[T]:
+    """Enter a context manager of either kind."""
+    if isinstance(block, AbstractAsyncContextManager):
+        async with block as entered:
+            yield entered
+    else:
+        with block as entered:
+            yield entered
+
+
+async def settled(result: Any) -> Any:
+    """The result of a plain or an awaited call."""
+    return await result if inspect.isawaitable(result) else result
+
+
+def finish(running: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that awaits nothing, because its driver is plain. So one text serves both kinds of drivers."""
+    try:
+        running.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    running.close()
+    raise AssertionError("a driver that is not awaited waits")
 
 
 def not_in_transaction(handle_name: str, remedy: str) -> NotInTransaction:

@@ -1,5 +1,6 @@
 """A psycopg 3 connection or cursor, plain or asynchronous, or a pool of psycopg_pool."""
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,6 +31,14 @@ class Psycopg(Driver):
         cursor.execute(statement.text.encode(), statement.values)
         return Answer(cursor.fetchall() if statement.has_rows else (), cursor.rowcount)
 
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        with self.connection.transaction():
+            yield self.connection
+
+    def is_closed(self) -> bool:
+        return bool(self.connection.closed)
+
 
 class PsycopgAsync(Psycopg):
     is_awaited = True
@@ -41,7 +50,7 @@ class PsycopgAsync(Psycopg):
         return Answer(await cursor.fetchall() if statement.has_rows else (), cursor.rowcount)
 
     @asynccontextmanager
-    async def begin(self) -> Any:
+    async def begin(self) -> AsyncIterator[Any]:
         async with self.connection.transaction():
             yield self.connection
 
@@ -51,10 +60,12 @@ class PsycopgAsync(Psycopg):
 
 def driver(handle: Any) -> Driver:
     if type(handle).__module__.startswith("psycopg_pool"):
-        from psycopg_pool import AsyncConnectionPool  # not always installed
+        from psycopg_pool import AsyncConnectionPool, ConnectionPool  # not always installed
 
         if isinstance(handle, AsyncConnectionPool):
             return PoolDriver(handle.connection, PsycopgAsync)
+        if isinstance(handle, ConnectionPool):
+            return PoolDriver(handle.connection, Psycopg, is_awaited=False)
     connection = handle.connection if isinstance(handle, psycopg.Cursor | psycopg.AsyncCursor) else handle
     if isinstance(connection, psycopg.AsyncConnection):
         return PsycopgAsync(connection)

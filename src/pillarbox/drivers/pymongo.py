@@ -1,7 +1,7 @@
 """A PyMongo session, plain or asynchronous; for writes without a transaction also a client, database or collection."""
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -14,10 +14,10 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.database import Database
-from pymongo.errors import BulkWriteError, ConfigurationError, DuplicateKeyError, PyMongoError
+from pymongo.errors import BulkWriteError, ConfigurationError, ConnectionFailure, DuplicateKeyError, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from pillarbox.drivers.contract import Driver, unknown_handle
+from pillarbox.drivers.contract import Driver, settled, unknown_handle
 from pillarbox.errors import ConfigError, NotInTransaction
 from pillarbox.sql.dialects import ErrorKind
 
@@ -105,14 +105,36 @@ class PyMongo(Driver):
         result = getattr(collection, call.method)(*call.arguments, session=session)
         return result.to_list() if call.method == "find" else result
 
-    def begin(self) -> AbstractAsyncContextManager[Any]:
-        raise ConfigError(
-            "outbox.transaction takes an AsyncMongoClient or an AsyncClientSession; in a transaction of a plain "
-            "session call outbox.add"
-        )
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        if self.session is None and self._database is not None:
+            raise ConfigError("a transaction belongs to a client or a session; pass the client")
+        if self.in_transaction():
+            raise ConfigError(
+                "this session has a transaction open, and MongoDB has no savepoints; work in that one, "
+                "or pass the client"
+            )
+        session = self.session or self.client.start_session()
+        try:
+            await settled(session.start_transaction())
+            try:
+                yield session
+            except BaseException:
+                if session.in_transaction:
+                    await settled(session.abort_transaction())
+                raise
+            if session.in_transaction:  # else the block has ended it
+                await _commit(session)
+        finally:
+            if session is not self.session:
+                await settled(session.end_session())
 
     def classify(self, error: BaseException) -> ErrorKind:
-        """Only a duplicate ``_id`` counts, not one of a unique index that the application may have added."""
+        """A duplicate is one of an ``_id``, not one of a unique index that the application may have added."""
+        if isinstance(error, ConnectionFailure):
+            return ErrorKind.AWAY
+        if isinstance(error, PyMongoError) and error.has_error_label("TransientTransactionError"):
+            return ErrorKind.CONFLICT
         if not isinstance(error, BulkWriteError | DuplicateKeyError) or error.details is None:
             return ErrorKind.OTHER
         refused = (error.details.get("writeErrors") or [error.details])[0]
@@ -135,26 +157,6 @@ class PyMongoAsync(PyMongo):
             failure = error
         raise _without_documents(failure)
 
-    @asynccontextmanager
-    async def begin(self) -> Any:
-        if self.session is None and self._database is not None:
-            raise ConfigError("outbox.transaction takes an AsyncMongoClient or an AsyncClientSession; pass the client")
-        if self.in_transaction():
-            raise ConfigError(
-                "this session has a transaction open, and MongoDB has no savepoints; await outbox.add in that one"
-            )
-        async with AsyncExitStack() as stack:
-            session = self.session or await stack.enter_async_context(self.client.start_session())
-            await session.start_transaction()
-            try:
-                yield session
-            except BaseException:
-                if session.in_transaction:
-                    await session.abort_transaction()
-                raise
-            if session.in_transaction:  # else the block has ended it
-                await _commit(session)
-
     def abandon(self) -> None:
         """Make the session refuse to commit. It can still abort, as it does when it ends. An abort here would have to
         be awaited, and with_transaction repeats a transaction that the server ended.
@@ -163,15 +165,17 @@ class PyMongoAsync(PyMongo):
             self.session.commit_transaction = _refuse
 
 
-async def _commit(session: AsyncClientSession) -> None:
+async def _commit(session: ClientSession | AsyncClientSession) -> None:
     deadline = monotonic() + _COMMIT_SECONDS
     while True:
         try:
-            return await session.commit_transaction()
+            await settled(session.commit_transaction())
         except PyMongoError as error:
             is_unknown = error.has_error_label("UnknownTransactionCommitResult")
             if not is_unknown or getattr(error, "code", None) == _OUT_OF_TIME or monotonic() > deadline:
                 raise
+        else:
+            return
 
 
 async def _refuse() -> None:

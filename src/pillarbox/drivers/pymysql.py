@@ -15,6 +15,9 @@ class PyMysql(MysqlDriver):
             cursor.execute(statement.text, statement.values)
             return Answer(cursor.fetchall() if statement.has_rows else (), cursor.rowcount)
 
+    def is_closed(self) -> bool:
+        return not self.connection.open
+
 
 def driver(handle: Any) -> Driver:
     return PyMysql(handle.connection if isinstance(handle, Cursor) else handle)

@@ -1,12 +1,16 @@
 """Finds the driver of a handle, by the package that the handle's class comes from."""
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
+from types import FunctionType, MethodType
 from typing import Any, Final, TypeAlias
 
-from pillarbox.drivers.contract import Driver
+from pillarbox.drivers.contract import Driver, PoolDriver, settled
 from pillarbox.errors import ConfigError
 
 Make: TypeAlias = Callable[[Any], Driver]
@@ -16,6 +20,7 @@ _OWN: Final = {
     "sqlalchemy": "pillarbox.drivers.sqlalchemy",
     "psycopg": "pillarbox.drivers.psycopg",
     "psycopg_pool": "pillarbox.drivers.psycopg",
+    "psycopg2": "pillarbox.drivers.psycopg2",
     "asyncpg": "pillarbox.drivers.asyncpg",
     "sqlite3": "pillarbox.drivers.sqlite3",
     "aiosqlite": "pillarbox.drivers.aiosqlite",
@@ -49,6 +54,8 @@ def prepare() -> None:
 def _find(kind: type) -> Make:
     if issubclass(kind, Driver):
         return _itself
+    if issubclass(kind, FunctionType | MethodType | partial):
+        return _factory
     packages = [each.__module__.partition(".")[0] for each in kind.__mro__]
     for package in packages:
         if package in _OWN:
@@ -67,3 +74,24 @@ def _find(kind: type) -> Make:
 
 def _itself(driver: Driver) -> Driver:
     return driver
+
+
+def _factory(open_connection: Callable[[], Any]) -> Driver:
+    return PoolDriver(
+        partial(_opened, open_connection), driver_of, is_awaited=inspect.iscoroutinefunction(open_connection)
+    )
+
+
+@asynccontextmanager
+async def _opened(open_connection: Callable[[], Any]) -> AsyncIterator[Any]:
+    """A connection of the caller's function, for one block."""
+    connection = await settled(open_connection())
+    try:
+        # Some connections of sqlite3 have a transaction open at all times.
+        is_always_open = driver_of(connection).in_transaction()
+        yield connection
+        if is_always_open:
+            await settled(connection.commit())
+    finally:
+        # asyncmy's close does not wait for the end.
+        await settled(getattr(connection, "ensure_closed", connection.close)())

@@ -1,13 +1,19 @@
 """SQLAlchemy: a connection, an engine or a session, plain or asynchronous, on any of the SQL databases."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final, TypeVar
 
-from sqlalchemy import Connection, exc
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy import Connection, Engine, exc
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pillarbox.drivers._sqlalchemy_session import Buffer
 from pillarbox.drivers.contract import (
@@ -79,10 +85,15 @@ class SqlAlchemy(Driver):
         rows = result.all()
         return Answer(rows, len(rows))
 
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        with self._handle.begin_nested() if self.in_transaction() else self._handle.begin():
+            yield self._handle
+
     def classify(self, error: BaseException) -> ErrorKind:
         if not isinstance(error, exc.DBAPIError) or error.orig is None:
             return ErrorKind.OTHER
-        return self.dialect.classify(error.orig)
+        return ErrorKind.AWAY if error.connection_invalidated else self.dialect.classify(error.orig)
 
 
 class SqlAlchemySession(SqlAlchemy):
@@ -93,9 +104,6 @@ class SqlAlchemySession(SqlAlchemy):
     @cached_property
     def connection(self) -> Any:
         return self._handle.connection()
-
-    def begin(self) -> AbstractAsyncContextManager[Any]:
-        raise _no_block_on_a_session()
 
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
         # Now, not at the flush: the session's own changes would be committed by then.
@@ -131,11 +139,8 @@ class SqlAlchemyAsync(Driver):
     def run(self, build: Build[T]) -> Any:
         return self._handle.run_sync(lambda handle: self.plain(handle).run(build))
 
-    def begin(self) -> AbstractAsyncContextManager[Any]:
-        return self._begin()
-
     @asynccontextmanager
-    async def _begin(self) -> Any:
+    async def begin(self) -> AsyncIterator[Any]:
         async with self._handle.begin_nested() if self.in_transaction() else self._handle.begin():
             yield self._handle
 
@@ -155,9 +160,6 @@ class SqlAlchemyAsyncSession(SqlAlchemyAsync):
     is_buffered = True
     plain = SqlAlchemySession
 
-    def begin(self) -> AbstractAsyncContextManager[Any]:
-        raise _no_block_on_a_session()
-
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
         session = self._handle.sync_session
         Buffer.of(session).add(session, items, (group, build), _write, partial(_check_bind, session))
@@ -168,6 +170,12 @@ def driver(handle: Any) -> Driver:
         handle = handle()
     if isinstance(handle, AsyncEngine):
         return PoolDriver(handle.connect, SqlAlchemyAsync)
+    if isinstance(handle, async_sessionmaker):
+        return PoolDriver(handle, SqlAlchemyAsyncSession)
+    if isinstance(handle, Engine):
+        return PoolDriver(handle.connect, SqlAlchemy, is_awaited=False)
+    if isinstance(handle, sessionmaker):
+        return PoolDriver(handle, SqlAlchemySession, is_awaited=False)
     if isinstance(handle, AsyncConnection) and handle.sync_connection is None:
         raise ConfigError("this AsyncConnection is not started; use `async with engine.begin() as connection:`")
     for kind, made in _KINDS.items():
@@ -187,12 +195,6 @@ _KINDS: Final[dict[type, Callable[[Any], Driver]]] = {
 def _one(statement: Statement) -> Steps[Answer]:
     answer: Answer = yield statement
     return answer
-
-
-def _no_block_on_a_session() -> ConfigError:
-    return ConfigError(
-        "outbox.transaction takes an AsyncEngine or an AsyncConnection; on a session call outbox.add(session, ...)"
-    )
 
 
 def _check_bind(session: Session) -> None:

@@ -3,16 +3,18 @@
 import sqlite3
 from typing import Any
 
-from pillarbox.drivers.contract import Answer, Driver, Statement
+from pillarbox.drivers.contract import Answer, Driver, Statement, TextBlocks
 from pillarbox.sql.dialects import SQLITE
 
 
-class Sqlite3(Driver):
+class Sqlite3(TextBlocks):
     """``connection``: of sqlite3, or with the same interface."""
 
     dialect = SQLITE
     handle_name = "SQLite connection"
     remedy = 'run connection.execute("BEGIN") first'
+    # A transaction that reads first and writes later fails if another has written in between.
+    begin_text = "BEGIN IMMEDIATE"
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection

@@ -23,7 +23,10 @@ class Step(NamedTuple):
 
 STEPS: Final = (Step(1, "0001_outbox"),)
 VERSION: Final = STEPS[-1].number
-COLLECTIONS: Final = ("event", "stream", "worker", "lease", "held_key", "dead_letter", "audit", "key_lock")
+COLLECTIONS: Final = (
+    *("event", "stream", "worker", "lease", "held_key", "dead_letter", "audit", "key_lock"),
+    *("inbox", "inbox_version", "idempotency"),
+)
 # An index holds only events that its query finds, so a settle removes an event from one index and adds it to none.
 _INDEXES: Final[Mapping[str, Sequence[tuple[str, Sequence[str], Document]]]] = {
     "event": (
@@ -51,6 +54,10 @@ _INDEXES: Final[Mapping[str, Sequence[tuple[str, Sequence[str], Document]]]] = {
     "audit": (("newest", ("seq",), {}),),
     # One document for each key that was written lately: {_id: key_hash, at}.
     "key_lock": (("expiry", ("at",), {"expireAfterSeconds": 3600}),),
+    # {_id: {consumer, event_id}, processed_at, aggregate_id, aggregate_version, dead}
+    "inbox": (("age", ("processed_at",), {}),),
+    # {_id: SHA-256 of scope and key, fingerprint, created_at, status, headers, body}
+    "idempotency": (("age", ("created_at",), {}),),
 }
 # Only on request. An event without an aggregate is not in it.
 AGGREGATE_INDEX: Final[Document] = {

@@ -138,7 +138,18 @@ class Outbox:
         AsyncConnection, or PyMongo's AsyncMongoClient or AsyncClientSession. In a transaction that is open already the
         block is a savepoint; MongoDB has none and refuses.
         """
-        async with self._driver(handle).begin() as connection:
+        driver = self._driver(handle)
+        if driver.is_buffered:
+            raise ConfigError(
+                "outbox.transaction takes an AsyncEngine or an AsyncConnection; on a session call "
+                "outbox.add(session, ...)"
+            )
+        if not driver.is_awaited:
+            raise ConfigError(
+                "outbox.transaction is for drivers that have to be awaited; "
+                f"on this {driver.handle_name} call outbox.add"
+            )
+        async with driver.begin() as connection:
             tx = Transaction(self, connection)
             driver = self._driver(connection)
             try:

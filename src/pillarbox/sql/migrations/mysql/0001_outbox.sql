@@ -131,6 +131,42 @@ CREATE TABLE IF NOT EXISTS {audit} (
     event_id binary(16)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 
+-- copies counts the copies that were refused: an update that changes nothing cannot be told from an insert by clients
+-- with CLIENT_FOUND_ROWS.
+CREATE TABLE IF NOT EXISTS {inbox} (
+    consumer varchar(100) NOT NULL,
+    event_id binary(16) NOT NULL,
+    processed_at datetime(6) NOT NULL DEFAULT (utc_timestamp(6)),
+    aggregate_id varchar(255),
+    aggregate_version bigint,
+    dead tinyint NOT NULL DEFAULT 0,
+    copies int NOT NULL DEFAULT 0,
+    PRIMARY KEY (consumer, event_id),
+    KEY {inbox_age_index} (processed_at)
+) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
+
+-- aggregate is the SHA-256 of its type and id, name shows both to people. A row without a version is locked and not yet
+-- written.
+CREATE TABLE IF NOT EXISTS {inbox_version} (
+    consumer varchar(100) NOT NULL,
+    aggregate binary(32) NOT NULL,
+    version bigint,
+    event_id binary(16),
+    name longtext NOT NULL,
+    PRIMARY KEY (consumer, aggregate)
+) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
+
+-- id is the SHA-256 of scope and key. status, headers and body are those of the answer.
+CREATE TABLE IF NOT EXISTS {idempotency} (
+    id binary(32) PRIMARY KEY,
+    fingerprint binary(32) NOT NULL,
+    created_at datetime(6) NOT NULL DEFAULT (utc_timestamp(6)),
+    status smallint,
+    headers longtext,
+    body longblob,
+    KEY {idempotency_age_index} (created_at)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
+
 -- For writers that lock their keys: there is no lock of a name that ends with the transaction. As many rows as writers
 -- are ever likely to be at work at once; two keys that share one only wait a little longer.
 CREATE TABLE IF NOT EXISTS {key_lock} (

@@ -148,6 +148,40 @@ CREATE TABLE {audit} (
     event_id uuid
 )
 
+CREATE TABLE {inbox} (
+    processed_at timestamptz NOT NULL DEFAULT now(),
+    aggregate_version bigint,
+    event_id uuid NOT NULL,
+    dead boolean NOT NULL DEFAULT false,
+    consumer text NOT NULL,
+    aggregate_id text,
+    PRIMARY KEY (consumer, event_id)
+)
+
+CREATE INDEX {inbox_age_index} ON {inbox} (processed_at)
+
+-- aggregate is the SHA-256 of its type and id, name shows both to people.
+CREATE TABLE {inbox_version} (
+    version bigint NOT NULL,
+    event_id uuid NOT NULL,
+    consumer text NOT NULL,
+    aggregate bytea NOT NULL,
+    name text NOT NULL,
+    PRIMARY KEY (consumer, aggregate)
+) WITH (fillfactor = 80)
+
+-- id is the SHA-256 of scope and key. status, headers and body are those of the answer.
+CREATE TABLE {idempotency} (
+    created_at timestamptz NOT NULL DEFAULT now(),
+    status smallint,
+    id bytea PRIMARY KEY,
+    fingerprint bytea NOT NULL,
+    headers text,
+    body bytea
+)
+
+CREATE INDEX {idempotency_age_index} ON {idempotency} (created_at)
+
 CREATE TABLE {sleeper} (
     stream text NOT NULL,
     worker text NOT NULL,

@@ -144,3 +144,37 @@ CREATE TABLE {audit} (
     stream text NOT NULL,
     event_id text
 )
+
+CREATE TABLE {inbox} (
+    consumer text NOT NULL,
+    event_id text NOT NULL,
+    processed_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    aggregate_id text,
+    aggregate_version integer,
+    dead integer NOT NULL DEFAULT 0,
+    PRIMARY KEY (consumer, event_id)
+)
+
+CREATE INDEX {inbox_age_index} ON {inbox} (processed_at)
+
+-- aggregate is the SHA-256 of its type and id, name shows both to people.
+CREATE TABLE {inbox_version} (
+    consumer text NOT NULL,
+    aggregate blob NOT NULL,
+    version integer NOT NULL,
+    event_id text NOT NULL,
+    name text NOT NULL,
+    PRIMARY KEY (consumer, aggregate)
+)
+
+-- id is the SHA-256 of scope and key. status, headers and body are those of the answer.
+CREATE TABLE {idempotency} (
+    id blob PRIMARY KEY,
+    fingerprint blob NOT NULL,
+    created_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    status integer,
+    headers text,
+    body blob
+)
+
+CREATE INDEX {idempotency_age_index} ON {idempotency} (created_at)
