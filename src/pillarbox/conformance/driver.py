@@ -146,6 +146,8 @@ class DriverContract(DriverSetup):
         with pytest.raises(asyncio.CancelledError):
             await self.block(shop.app.handle, self.insert(shop.table, Row(3)), asyncio.CancelledError())
         assert await self.committed(shop) == [1]
+        await self.block(shop.app.handle, self.insert(shop.table, Row(4)))
+        assert await self.committed(shop) == [1, 4], "the next block on the same connection must commit too"
 
     @only(lambda app: app.has_savepoints, "it has savepoints")
     @pytest.mark.asyncio

@@ -1,5 +1,7 @@
 """An asyncmy connection, cursor or pool."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from asyncmy.cursors import Cursor
@@ -17,6 +19,15 @@ class AsyncMy(MysqlDriver):
         async with self.connection.cursor(Cursor) as cursor:
             await cursor.execute(statement.text, statement.values)
             return Answer(await cursor.fetchall() if statement.has_rows else (), cursor.rowcount)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        if self.in_transaction() and self.begins_by_itself():
+            # asyncmy does not store a status without any flag, such as that of a COMMIT without autocommit. So its flag
+            # may be old, and the block would be a savepoint that nobody commits. It stores the status of a ping.
+            await self.connection.ping(reconnect=False)
+        async with super().begin() as connection:
+            yield connection
 
     def is_closed(self) -> bool:
         return not self.connection.connected
