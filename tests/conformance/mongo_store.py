@@ -35,6 +35,10 @@ class MongoStoreContract(StoreContract):
         assert isinstance(store, MongoStore)
         await MongoProbe(store).damage(event, how)
 
+    async def remember(self, store: Store, table: str, count: int) -> None:
+        assert isinstance(store, MongoStore)
+        await MongoProbe(store).remember(table, count)
+
     @pytest.mark.asyncio
     async def test_an_event_that_fits_no_document_is_refused(self, store: Store) -> None:
         for wrong in (

@@ -12,3 +12,6 @@ class SqlStoreContract(StoreContract):
 
     async def damage(self, store: Store, event: Event, how: str) -> None:
         await probe_of(store).damage(event, how)
+
+    async def remember(self, store: Store, table: str, count: int) -> None:
+        await probe_of(store).remember(table, count)

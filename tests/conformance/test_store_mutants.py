@@ -55,6 +55,9 @@ class Contract(StoreContract):
     async def damage(self, store: Store, event: Event, how: str) -> None:
         await cast(Broken, store).probe.damage(event, how)
 
+    async def remember(self, store: Store, table: str, count: int) -> None:
+        await cast(Broken, store).probe.remember(table, count)
+
 
 TESTS = sorted(name for name in dir(Contract) if name.startswith("test_"))
 # On SQLite no transaction stays open while others commit; and only chance decides who comes first in the last.
@@ -865,6 +868,20 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "prunes letters of blocked keys": bug(
         "test_a_dead_letter_that_an_operator_needs_is_kept", prune_dead=["'blocked', 'parked'", "'parked'"]
+    ),
+    "forgets young events": bug(
+        "test_old_rows_of_the_inbox_are_pruned", prune_inbox=["WHERE processed_at < .* ORDER", "ORDER"]
+    ),
+    "forgets one event of each consumer": bug(
+        "test_old_rows_of_the_inbox_are_pruned", prune_inbox=["ORDER BY", "GROUP BY consumer ORDER BY"]
+    ),
+    "prunes no key without an answer": bug(
+        "test_old_idempotency_keys_are_pruned_whatever_their_state",
+        prune_idempotency=["WHERE created_at", "WHERE status IS NOT NULL AND created_at"],
+    ),
+    "prunes young keys": bug(
+        "test_old_idempotency_keys_are_pruned_whatever_their_state",
+        prune_idempotency=["WHERE created_at < .* ORDER", "ORDER"],
     ),
     "audits nobody": bug(
         "test_pausing_and_resuming_is_audited",

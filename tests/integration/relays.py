@@ -96,6 +96,12 @@ class InAnHour:
     async def prune_dead(self, keep_seconds: float, limit: int) -> int:
         return await self._store.prune_dead(keep_seconds - 3600, limit)
 
+    async def prune_inbox(self, keep_seconds: float, limit: int) -> int:
+        return await self._store.prune_inbox(keep_seconds - 3600, limit)
+
+    async def prune_idempotency(self, keep_seconds: float, limit: int) -> int:
+        return await self._store.prune_idempotency(keep_seconds - 3600, limit)
+
 
 def stream(to: Any, name: str = STREAM, **settings: Any) -> Stream:
     """A stream that looks again soon, and whose leases outlast the test, however slow, unless it asks for others."""

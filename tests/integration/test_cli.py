@@ -93,7 +93,10 @@ def test_an_outbox_is_made_filled_published_and_pruned(pillarbox: Command) -> No
     assert drained.code == 0, drained.err
     assert [json.loads(line)["id"] for line in drained.out.splitlines()] == [str(identity)]
     assert pillarbox("events", "show", str(identity), "--json").json["status"] == "published"
-    assert pillarbox("prune", "--keep-published", "0", "--json").json == {"published": 1, "dead": 0}
+    pruned = {"published": 1, "dead": 0, "inbox": 0, "keys": 0}
+    assert pillarbox("prune", "--keep-published", "0", "--json").json == pruned
+    nothing = "pruned 0 published events, 0 dead letters, 0 rows of the inbox and 0 idempotency keys\n"
+    assert pillarbox("prune", "--keep-inbox", "0", "--keep-keys", "0").out == nothing
     pillarbox("events", "show", str(identity)).failed(3, "there is no event")
     assert "nothing to rescue" in pillarbox("rescue").out
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from pillarbox.conformance.mongo_probe import MongoProbe
 from pillarbox.conformance.store_setup import read, settle
 from pillarbox.event import Mode
 from pillarbox.ids import uuid7
@@ -246,6 +247,19 @@ async def test_a_page_of_prune_goes_by_the_primary_key(large: Recorded) -> None:
     assert indexes == {"_id_"}
     assert keys <= BATCH + 1
     assert documents <= BATCH
+
+
+@pytest.mark.parametrize("table", ["inbox", "idempotency"])
+async def test_a_prune_of_what_was_remembered_goes_by_age(large: Recorded, table: str) -> None:
+    store = large.store
+    await MongoProbe(store).remember(table, 2 * BATCH)
+    prune = store.prune_inbox if table == "inbox" else store.prune_idempotency
+    large.recorder.sent.clear()
+    assert await prune(3600, BATCH) == 0
+    assert cost((await large.explain("find", table))[0]) == (0, 0, {"age"}), "nothing is old"
+    large.recorder.sent.clear()
+    assert await prune(-60, BATCH) == BATCH
+    assert cost((await large.explain("find", table))[0]) == (BATCH, BATCH, {"age"})
 
 
 async def test_a_prune_of_dead_letters_reads_each_once(large: Recorded) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pillarbox.conformance.events import make_event
+from pillarbox.conformance.probes import probe_of
 from pillarbox.errors import ConfigError, StoreDown
 from pillarbox.event import Event, Status
 from pillarbox.maintenance.check import Check
@@ -86,6 +87,36 @@ async def test_dead_letters_that_an_operator_needs_are_spared(outbox: Outbox, st
         await settled(store, {Status.DEAD: 2})
     assert await Prune(InAnHour(store), keep_dead="30m").run_once() == Pruned(0, 1)
     assert [letter.event.key for letter in await store.dead_letters()] == ["k"]
+
+
+async def test_the_inbox_and_the_idempotency_keys_are_pruned(
+    outbox: Outbox, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    for table in ("inbox", "idempotency"):
+        await probe_of(store).remember(table, 9)
+    assert await Prune(store).run_once() == Pruned(), "nothing is a day old"
+    caplog.set_level(logging.INFO, "pillarbox.maintenance")
+    assert await Prune(InAnHour(store), keep_keys="30m", batch=4).run_once() == Pruned(keys=9)
+    assert await Prune(InAnHour(store), keep_inbox="30m", batch=4).run_once() == Pruned(inbox=9)
+    assert caplog.messages == [
+        "pruned 0 published events, 0 dead letters, 0 rows of the inbox and 9 idempotency keys",
+        "pruned 0 published events, 0 dead letters, 9 rows of the inbox and 0 idempotency keys",
+    ]
+
+
+async def test_a_relay_prunes_the_inbox_and_the_keys_by_itself(
+    outbox: Outbox, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pillarbox.maintenance")
+    for table in ("inbox", "idempotency"):
+        await probe_of(store).remember(table, 3)
+
+    def pruned() -> list[int]:
+        done = [record for record in caplog.records if getattr(record, "action", "") == "pruned"]
+        return [sum(getattr(record, kind) for record in done) for kind in ("inbox", "keys")]
+
+    async with relay(outbox(), stream(MemoryPublisher()), keep_inbox=0, keep_keys=0, prune_every=0.05):
+        await until(lambda: pruned() == [3, 3])
 
 
 async def test_a_relay_prunes_by_itself(outbox: Outbox, store: Store) -> None:

@@ -1,6 +1,6 @@
 """``pillarbox prune`` and ``pillarbox rescue``: one run of a relay's maintenance."""
 
-from typing import Any
+from typing import Any, Final
 
 from pillarbox.cli import output
 from pillarbox.cli.output import Progress
@@ -10,11 +10,13 @@ from pillarbox.cli.settings import RELAY, STREAM, Settings, add_flags
 from pillarbox.maintenance.prune import Prune, Pruned
 from pillarbox.maintenance.rescue import Rescue
 
+_KEPT: Final = ("keep_published", "keep_dead", "keep_inbox", "keep_keys")
+
 
 def add(group: Any) -> None:
     """Register the commands."""
-    pruning = command(group, "prune", prune, "delete published events and dead letters that are old enough")
-    add_flags(pruning, (RELAY,), lambda setting: setting.name in ("keep_published", "keep_dead"))
+    pruning = command(group, "prune", prune, "delete old published events, dead letters, inbox rows and keys")
+    add_flags(pruning, (RELAY,), lambda setting: setting.name in _KEPT)
     rescuing = command(group, "rescue", rescue, "take events of queue streams from workers that died or hang")
     rescuing.add_argument("--stream", metavar="TEXT", help="only this stream")
     add_flags(rescuing, (STREAM,), lambda setting: setting.name == "stuck")
@@ -22,12 +24,12 @@ def add(group: Any) -> None:
 
 async def prune(chosen: Any) -> int:
     settings = Settings.of(chosen)
-    keep = {name: settings.get(name) for name in ("keep_published", "keep_dead") if settings.given(name)}
+    keep = {name: settings.get(name) for name in _KEPT if settings.given(name)}
     async with open_store(settings) as store:
         with Progress("pruning") as progress:
 
             def told(so_far: Pruned) -> None:
-                progress(so_far.published + so_far.dead)
+                progress(sum(so_far))
 
             service = Prune(store, **keep, on_progress=told)
             done = await service.run_once()
@@ -35,7 +37,8 @@ async def prune(chosen: Any) -> int:
         output.print_json(done._asdict())
     else:
         events, letters = output.count(done.published, "published event"), output.count(done.dead, "dead letter")
-        print(f"pruned {events} and {letters}")
+        rows, keys = output.count(done.inbox, "row"), output.count(done.keys, "idempotency key")
+        print(f"pruned {events}, {letters}, {rows} of the inbox and {keys}")
     return 0
 
 

@@ -55,6 +55,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Setting("name", str, RELAY, "beginning of the worker's name (the host's name)"),
         Setting("keep_published", DURATION, RELAY, "how long published events are kept (24h)"),
         Setting("keep_dead", DURATION, RELAY, "how long dead letters are kept (7d)"),
+        Setting("keep_inbox", DURATION, RELAY, "how long the inbox remembers a processed event (8d)"),
+        Setting("keep_keys", DURATION, RELAY, "how long idempotency keys are kept (24h)"),
         Setting("prune_every", DURATION, RELAY, "interval of pruning (1h)"),
         Setting("watch_every", DURATION, RELAY, "interval of looking for streams that no relay serves (1m)"),
         Setting("rescue_every", DURATION, RELAY, "queue streams: interval of rescuing (a third of the lease)"),

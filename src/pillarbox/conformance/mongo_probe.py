@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event
+from pillarbox.ids import uuid7
 from pillarbox.mongo.documents import identity
 from pillarbox.stores.mongo import MongoStore
 from pillarbox.stores.mongo.clients import OwnClient
@@ -60,6 +62,17 @@ class MongoProbe:
         change = {"$set": {how: value}}
         found = {"_id": identity(event.id, event.stream)}
         assert (await events.update_one(found, change, bypass_document_validation=True)).matched_count == 1
+
+    async def remember(self, table: str, count: int) -> None:
+        """Write documents of the inbox or idempotency keys, as old as this moment."""
+        for number in range(count):
+            if table == "inbox":
+                chosen: Any = {"_id": {"consumer": f"consumer {number % 2}", "event_id": uuid7()}}
+                change: Any = {"processed_at": "$$NOW"}
+            else:
+                chosen = {"_id": sha256(uuid7().bytes).digest()}
+                change = {"created_at": "$$NOW", **({"status": 200} if number % 2 else {})}
+            await self.collection(table).update_one(chosen, [{"$set": change}], upsert=True)
 
     def cut(self, patch: pytest.MonkeyPatch) -> None:
         """Until ``patch.undo()`` this store reaches nothing, as if its machine were off the network."""

@@ -1,12 +1,14 @@
 """Direct access to an outbox for tests: read it, move its instants, cut its connection."""
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, Final, Protocol, overload
 
 import pytest
 
 from pillarbox.errors import StoreDown
 from pillarbox.event import Event
+from pillarbox.ids import uuid7
 from pillarbox.store import Store
 from pillarbox.stores.sql import SqlStore
 
@@ -51,6 +53,9 @@ class Probe(Protocol):
 
     async def damage(self, event: Event, how: str) -> None:
         """Write a value into this event past the outbox: see ``StoreContract.damage``."""
+
+    async def remember(self, table: str, count: int) -> None:
+        """Write rows of the inbox or idempotency keys: see ``StoreContract.remember``."""
 
     def cut(self, patch: pytest.MonkeyPatch) -> None:
         """Until ``patch.undo()`` this store reaches nothing, as if its machine were off the network."""
@@ -103,6 +108,15 @@ class SqlProbe:
         value = {"headers": '{"number": 7}', "attempts": 2**31 - 1}[how]
         text = f"UPDATE {{event}} SET {how} = :value WHERE id = :id AND stream = :stream"
         assert await self.execute(text, value=value, id=event.id, stream=event.stream) == 1
+
+    async def remember(self, table: str, count: int) -> None:
+        for number in range(count):
+            if table == "inbox":
+                text = "INSERT INTO {inbox} (consumer, event_id) VALUES (:consumer, :id)"
+                await self.execute(text, consumer=f"consumer {number % 2}", id=uuid7())
+            else:
+                text = "INSERT INTO {idempotency} (id, fingerprint, status) VALUES (:id, :id, :status)"
+                await self.execute(text, id=sha256(uuid7().bytes).digest(), status=200 if number % 2 else None)
 
     async def made(self) -> set[str]:
         rows = await self.query(_CATALOGS[self._kind])

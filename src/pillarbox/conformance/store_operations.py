@@ -103,6 +103,20 @@ class RetentionTests(StoreSetup):
         assert await store.prune_dead(PAST, 100) == 1
         assert {letter.event.id for letter in await store.dead_letters()} == {blocked.id, parked.id}
 
+    @pytest.mark.asyncio
+    async def test_old_rows_of_the_inbox_are_pruned(self, store: Store) -> None:
+        await self.remember(store, "inbox", 4)
+        assert await store.prune_inbox(LONG, 100) == 0
+        assert await store.prune_inbox(PAST, 0) == 0
+        assert [await store.prune_inbox(PAST, 3) for _ in range(3)] == [3, 1, 0]
+
+    @pytest.mark.asyncio
+    async def test_old_idempotency_keys_are_pruned_whatever_their_state(self, store: Store) -> None:
+        await self.remember(store, "idempotency", 4)
+        assert await store.prune_idempotency(LONG, 100) == 0
+        assert await store.prune_idempotency(PAST, 0) == 0
+        assert [await store.prune_idempotency(PAST, 3) for _ in range(3)] == [3, 1, 0]
+
 
 class SteeringTests(StoreSetup):
     """Streams and their events."""

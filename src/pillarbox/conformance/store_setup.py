@@ -72,6 +72,12 @@ class StoreSetup:
         how: "headers" no mapping of texts, "attempts" the largest number that the column takes."""
         raise NotImplementedError("write it with the database's own means")
 
+    async def remember(self, store: Store, table: str, count: int) -> None:
+        """Write rows past the store, as a consumer or a request of this moment does.
+
+        table: "inbox", or "idempotency" for keys, of which some have an answer and some have none."""
+        raise NotImplementedError("write them with the database's own means")
+
     async def audit(self, store: Store) -> Sequence[AuditRow]:
         """All actions of operators, oldest first."""
         return [AuditRow(*row[1:]) for row in reversed(await store.audit(1000))]

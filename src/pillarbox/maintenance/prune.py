@@ -1,4 +1,4 @@
-"""Prune: deletes published events and dead letters that are old enough."""
+"""Prune: deletes what is old enough: published events, dead letters, rows of the inbox and idempotency keys."""
 
 import logging
 from collections.abc import Callable
@@ -12,8 +12,10 @@ from pillarbox.store import Retention
 class Pruned(NamedTuple):
     """The number of rows that a run deleted."""
 
-    published: int
-    dead: int
+    published: int = 0
+    dead: int = 0
+    inbox: int = 0
+    keys: int = 0
 
 
 class Prune(Service):
@@ -28,6 +30,8 @@ class Prune(Service):
         *,
         keep_published: Duration = "24h",
         keep_dead: Duration = "7d",
+        keep_inbox: Duration = "8d",
+        keep_keys: Duration = "24h",
         every: Duration = "1h",
         batch: int = 1000,
         limit: int = 10_000_000,
@@ -38,31 +42,42 @@ class Prune(Service):
         self._store = store
         self._keep_published_seconds = seconds_of("keep_published", keep_published)
         self._keep_dead_seconds = seconds_of("keep_dead", keep_dead)
+        self._keep_inbox_seconds = seconds_of("keep_inbox", keep_inbox)
+        self._keep_keys_seconds = seconds_of("keep_keys", keep_keys)
         self._batch = batch
         self._limit = limit
         self._on_progress = on_progress
 
     async def run_once(self) -> Pruned:
-        published = dead = 0
-        after = None
-        while published < self._limit:
+        done = await self._prune_published()
+        for kind, prune, keep_seconds in (
+            ("dead", self._store.prune_dead, self._keep_dead_seconds),
+            ("inbox", self._store.prune_inbox, self._keep_inbox_seconds),
+            ("keys", self._store.prune_idempotency, self._keep_keys_seconds),
+        ):
+            total = 0
+            while total < self._limit:
+                deleted = await prune(keep_seconds, self._batch)
+                total += deleted
+                done = done._replace(**{kind: total})
+                self._on_progress(done)
+                if deleted < self._batch:
+                    break
+        if any(done):
+            self._log.info(
+                "pruned %d published events, %d dead letters, %d rows of the inbox and %d idempotency keys",
+                *done,
+                extra={"action": "pruned", **done._asdict()},
+            )
+        return done
+
+    async def _prune_published(self) -> Pruned:
+        done, after = Pruned(), None
+        while done.published < self._limit:
             page = await self._store.prune_published(self._keep_published_seconds, self._batch, after)
-            published += page.deleted
-            self._on_progress(Pruned(published, dead))
+            done = Pruned(done.published + page.deleted)
+            self._on_progress(done)
             after = page.after
             if after is None:
                 break
-        while dead < self._limit:
-            deleted = await self._store.prune_dead(self._keep_dead_seconds, self._batch)
-            dead += deleted
-            self._on_progress(Pruned(published, dead))
-            if deleted < self._batch:
-                break
-        if published or dead:
-            self._log.info(
-                "pruned %d published events and %d dead letters",
-                published,
-                dead,
-                extra={"action": "pruned", "published": published, "dead": dead},
-            )
-        return Pruned(published, dead)
+        return done

@@ -40,6 +40,8 @@ class Relay:
     streams: the streams that it serves. name: the first part of its workers' name; default: the host's name.
     keep_published: how long published events are kept; 0 deletes an event as soon as it is published.
     keep_dead: how long dead letters are kept; those that a blocked or parked key waits for stay longer.
+    keep_inbox: how long the inbox remembers a processed event, longer than a broker may deliver it again.
+    keep_keys: how long idempotency keys are kept.
     prune_every, watch_every, rescue_every: between two runs; rescue: by default a third of the lease.
     grace: how long a stop takes at the most. What runs has 70 % of it; then it is ended.
     checks: find events that are missing. They need to see what was published: keep_published must be above 0.
@@ -57,6 +59,8 @@ class Relay:
         name: str | None = None,
         keep_published: Duration = "24h",
         keep_dead: Duration = "7d",
+        keep_inbox: Duration = "8d",
+        keep_keys: Duration = "24h",
         prune_every: Duration = "1h",
         watch_every: Duration = "1m",
         rescue_every: Duration | None = None,
@@ -74,6 +78,8 @@ class Relay:
         self.name = f"{name or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._keep_published_seconds = seconds_of("keep_published", keep_published)
         self._keep_dead_seconds = seconds_of("keep_dead", keep_dead)
+        self._keep_inbox_seconds = seconds_of("keep_inbox", keep_inbox)
+        self._keep_keys_seconds = seconds_of("keep_keys", keep_keys)
         self._prune_seconds = seconds_of("prune_every", prune_every, "1ms")
         self._watch_seconds = seconds_of("watch_every", watch_every, "1ms")
         self._rescue_seconds = None if rescue_every is None else seconds_of("rescue_every", rescue_every, "1ms")
@@ -95,6 +101,8 @@ class Relay:
             self.store,
             keep_published=self._keep_published_seconds,
             keep_dead=self._keep_dead_seconds,
+            keep_inbox=self._keep_inbox_seconds,
+            keep_keys=self._keep_keys_seconds,
             every=self._prune_seconds,
             logger=self._logger,
         )

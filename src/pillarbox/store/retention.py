@@ -15,3 +15,11 @@ class Retention(Protocol):
     async def prune_dead(self, keep_seconds: float, limit: int) -> int:
         """Delete dead letters, but none that a blocked or parked key waits for; returns their number."""
         ...
+
+    async def prune_inbox(self, keep_seconds: float, limit: int) -> int:
+        """Delete rows of the inbox; returns their number. A copy of such an event is processed again."""
+        ...
+
+    async def prune_idempotency(self, keep_seconds: float, limit: int) -> int:
+        """Delete idempotency keys, whatever their state; returns their number."""
+        ...

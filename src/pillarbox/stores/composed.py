@@ -51,6 +51,7 @@ class ComposedStore:
         self.claim, self.renew_claims = claims.claim, claims.renew_claims
         self.settle_claims, self.rescue = claims.settle_claims, claims.rescue
         self.prune_published, self.prune_dead = retention.prune_published, retention.prune_dead
+        self.prune_inbox, self.prune_idempotency = retention.prune_inbox, retention.prune_idempotency
         self.pause, self.resume = operator.pause, operator.resume
         self.replay, self.discard = operator.replay, operator.discard
         self.streams, self.unserved, self.count = insights.streams, insights.unserved, insights.count

@@ -62,3 +62,22 @@ class MongoRetention:
                 return 0
             done = await letters.delete_many({"_id": {"$in": ids}, **past("died_at", keep_seconds)})
         return done.deleted_count
+
+    async def prune_inbox(self, keep_seconds: float, limit: int) -> int:
+        return await self._prune_old("inbox", "processed_at", keep_seconds, limit)
+
+    async def prune_idempotency(self, keep_seconds: float, limit: int) -> int:
+        return await self._prune_old("idempotency", "created_at", keep_seconds, limit)
+
+    async def _prune_old(self, name: str, instant: str, keep_seconds: float, limit: int) -> int:
+        """Delete the oldest documents of a collection."""
+        if limit <= 0:
+            return 0
+        documents, old = self._db.collection(name), past(instant, keep_seconds)
+        with self._db.commands():
+            found = await documents.find(old, {"_id": 1}, sort=[(instant, 1)], limit=limit).to_list()
+            if not found:
+                return 0
+            # Its age is checked again: another relay may have deleted it, and a consumer may have written it anew.
+            done = await documents.delete_many({"_id": {"$in": [each["_id"] for each in found]}, **old})
+        return done.deleted_count

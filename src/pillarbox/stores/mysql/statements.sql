@@ -289,6 +289,12 @@ DELETE FROM {dead_letter} WHERE died_at < UTC_TIMESTAMP(6) - INTERVAL :keep SECO
     AND h.key = {dead_letter}.key AND h.mode IN ('blocked', 'parked'))
 ORDER BY died_at LIMIT :limit
 
+-- prune_inbox: Forget events that were processed long ago.
+DELETE FROM {inbox} WHERE processed_at < UTC_TIMESTAMP(6) - INTERVAL :keep SECOND ORDER BY processed_at LIMIT :limit
+
+-- prune_idempotency: Delete old idempotency keys with their answers.
+DELETE FROM {idempotency} WHERE created_at < UTC_TIMESTAMP(6) - INTERVAL :keep SECOND ORDER BY created_at LIMIT :limit
+
 -- clock: The database's time.
 SELECT UTC_TIMESTAMP(6)
 

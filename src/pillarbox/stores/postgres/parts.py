@@ -179,7 +179,9 @@ class PostgresRetention:
 
     def __init__(self, db: Database, sql: Statements) -> None:
         self._db, self._sql = db, sql
-        self.prune_dead = SqlRetention(db, sql).prune_dead
+        shared = SqlRetention(db, sql)
+        self.prune_dead, self.prune_inbox = shared.prune_dead, shared.prune_inbox
+        self.prune_idempotency = shared.prune_idempotency
 
     async def prune_published(self, keep_seconds: float, limit: int, after: tuple[UUID, str] | None = None) -> Page:
         ((_, now),) = await self._db.fetch(self._sql["clock"])

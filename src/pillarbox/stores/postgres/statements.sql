@@ -272,6 +272,14 @@ DELETE FROM {dead_letter} WHERE (id, stream) IN (SELECT d.id, d.stream FROM {dea
         WHERE h.stream = d.stream AND h.shard = d.shard AND h.key = d.key AND h.mode IN ('blocked', 'parked'))
     ORDER BY died_at LIMIT :limit)
 
+-- prune_inbox: Forget events that were processed long ago.
+DELETE FROM {inbox} WHERE (consumer, event_id) IN (SELECT consumer, event_id FROM {inbox}
+    WHERE processed_at < now() - :keep * interval '1 second' ORDER BY processed_at LIMIT :limit)
+
+-- prune_idempotency: Delete old idempotency keys with their answers.
+DELETE FROM {idempotency} WHERE id IN (SELECT id FROM {idempotency}
+    WHERE created_at < now() - :keep * interval '1 second' ORDER BY created_at LIMIT :limit)
+
 -- clock: The database's time, as an instant and as seconds.
 SELECT now(), extract(epoch FROM now())::float8
 

@@ -28,6 +28,12 @@ class SqlRetention:
     async def prune_dead(self, keep_seconds: float, limit: int) -> int:
         return await self._db.execute(self._sql["prune_dead"], keep=keep_seconds, limit=limit)
 
+    async def prune_inbox(self, keep_seconds: float, limit: int) -> int:
+        return await self._db.execute(self._sql["prune_inbox"], keep=keep_seconds, limit=limit)
+
+    async def prune_idempotency(self, keep_seconds: float, limit: int) -> int:
+        return await self._db.execute(self._sql["prune_idempotency"], keep=keep_seconds, limit=limit)
+
 
 class SqlOperator:
     """The part that pauses and resumes streams, and decides about dead letters."""

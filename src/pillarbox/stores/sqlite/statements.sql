@@ -207,6 +207,16 @@ DELETE FROM {dead_letter} WHERE (id, stream) IN (SELECT d.id, d.stream FROM {dea
         AND h.mode IN ('blocked', 'parked'))
     ORDER BY died_at LIMIT :limit)
 
+-- prune_inbox: Forget events that were processed long ago.
+DELETE FROM {inbox} WHERE (consumer, event_id) IN (SELECT consumer, event_id FROM {inbox}
+    WHERE processed_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:keep || ' seconds')
+    ORDER BY processed_at LIMIT :limit)
+
+-- prune_idempotency: Delete old idempotency keys with their answers.
+DELETE FROM {idempotency} WHERE id IN (SELECT id FROM {idempotency}
+    WHERE created_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:keep || ' seconds')
+    ORDER BY created_at LIMIT :limit)
+
 -- clock: The database's time.
 SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')
 
