@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -26,13 +27,19 @@ from pillarbox.conformance.store_setup import (
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Event, Status
 from pillarbox.store import PARKED, Failure, Grant, Hold, HoldMode, Rescued, Settlement
-from pillarbox.stores.mongo import MongoStore
+from pillarbox.stores.mongo import MongoStore, marks
 from servers import Mongo
 from tests.integration.mongos import Pause
 from tests.integration.relays import mongo_outbox
 
 _numbers = itertools.count(1)
 pytestmark = pytest.mark.asyncio
+
+
+async def _late(mark: asyncio.Task[set[str]]) -> None:
+    """Wait for a mark whose owner may be told that it came too late."""
+    with suppress(LeaseLost):
+        await mark
 
 
 class TestMongoInterleavings(StoreSetup):
@@ -93,6 +100,20 @@ class TestMongoInterleavings(StoreSetup):
         return grant, await self.read(other, grant), inside, mark
 
     @pytest.mark.parametrize("keep", [True, False])
+    @pytest.mark.parametrize("is_slow", [True, False])
+    async def test_an_owner_is_told_that_its_mark_came_too_late(
+        self, store: MongoStore, other: MongoStore, monkeypatch: pytest.MonkeyPatch, is_slow: bool, keep: bool
+    ) -> None:
+        monkeypatch.setattr(marks, "_SLOW_SECONDS", -1.0 if is_slow else LONG)
+        grant, found, inside, mark = await self._late_mark(store, other, monkeypatch, *self.events(2), keep=keep)
+        if not is_slow:
+            await self.publish(other, grant, found[0])
+        inside.go.set()
+        with pytest.raises(LeaseLost):
+            await mark
+        assert await self.read(other, grant) == []
+
+    @pytest.mark.parametrize("keep", [True, False])
     async def test_a_late_mark_leaves_what_the_new_owner_says(
         self, store: MongoStore, other: MongoStore, monkeypatch: pytest.MonkeyPatch, keep: bool
     ) -> None:
@@ -103,7 +124,7 @@ class TestMongoInterleavings(StoreSetup):
         await self.fail_head(other, grant, failed)
         await self.kill_head(other, grant, dead)
         inside.go.set()
-        await mark
+        await _late(mark)
         published = {Status.PUBLISHED: 2} if keep else {}
         assert await self.count(other) == {Status.FAILED: 1, Status.DEAD: 1, **published}
         assert set(await other.held_keys(grant)) == {key, dead.key}
@@ -127,7 +148,7 @@ class TestMongoInterleavings(StoreSetup):
         refuse = self.fail_head if result == "failed" else self.kill_head
         if meets == "before":
             inside.go.set()
-            await mark
+            await _late(mark)
             await refuse(other, grant, head)
         else:
             # The settle has seen the head as pending. The mark comes before its change.
@@ -135,7 +156,7 @@ class TestMongoInterleavings(StoreSetup):
             settling = asyncio.create_task(refuse(other, grant, head))
             await stopped.reached()
             inside.go.set()
-            await mark
+            await _late(mark)
             stopped.go.set()
             await settling
         assert await self.count(other) == ({Status.PUBLISHED: 1} if keep else {})
@@ -153,7 +174,7 @@ class TestMongoInterleavings(StoreSetup):
         inside.go.set()
         await asyncio.sleep(0.05)
         stopped.go.set()
-        await asyncio.gather(mark, settling)
+        await asyncio.gather(_late(mark), settling)
         assert await self.count(other) == {Status.FAILED: 1}
         assert await self.read_due(other, grant) == (head.key, [head._replace(status=Status.FAILED, attempts=1)])
 
@@ -168,7 +189,7 @@ class TestMongoInterleavings(StoreSetup):
         await self.kill_head(other, grant, blocked)
         await getattr(other, action)(refs(skipped, blocked), "olga")
         inside.go.set()
-        await mark
+        await _late(mark)
         replayed = {Status.PENDING: 1, Status.FAILED: 1} if action == "replay" else {}
         assert await self.count(other) == replayed
         assert ids(await self.read(other, grant)) == ([skipped.id] if replayed else [])

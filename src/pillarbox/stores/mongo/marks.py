@@ -5,6 +5,7 @@ still pending, and what another owner or an operator made of them meanwhile stay
 """
 
 from collections.abc import Collection, Sequence
+from time import monotonic
 from typing import Any, Final
 
 from pillarbox.event import Status
@@ -20,6 +21,8 @@ _PUBLISHED: Final[Document] = {
     "$currentDate": {"published_at": True},
     "$inc": {"attempts": 1},
 }
+# Much shorter than any lease. A mark that takes longer may meet the end of its lease.
+_SLOW_SECONDS: Final = 0.1
 
 
 def only_marks(settlement: Settlement) -> bool:
@@ -27,12 +30,11 @@ def only_marks(settlement: Settlement) -> bool:
     return settlement.only_published and all(event.status is Status.PENDING for event in settlement.published)
 
 
-async def mark(events: database.Collection, mine: Document, session: Session | None, *, keep: bool) -> None:
-    """Mark these events as published, or delete them where they are not kept."""
+async def mark(events: database.Collection, mine: Document, session: Session | None, *, keep: bool) -> int:
+    """Mark these events as published, or delete them where they are not kept; returns their number."""
     if keep:
-        await events.update_many(mine, _PUBLISHED, session=session)
-    else:
-        await events.delete_many(mine, session=session)
+        return (await events.update_many(mine, _PUBLISHED, session=session)).modified_count
+    return (await events.delete_many(mine, session=session)).deleted_count
 
 
 class Marks:
@@ -43,7 +45,9 @@ class Marks:
         self._leases = leases
 
     async def write(self, settlements: Sequence[Settlement]) -> Collection[int]:
-        """The shards that are still owned. The others are left alone, unless they are lost at this moment."""
+        """The shards that are still owned. Those that were lost before are left alone. Of those that are lost at this
+        moment some events may be marked, which is true: they are published.
+        """
         if not settlements:
             return ()
         # To the end: a mark that is cut off leaves events that are published again.
@@ -51,8 +55,9 @@ class Marks:
 
     async def _write(self, settlements: Sequence[Settlement]) -> Collection[int]:
         async with self._db.session() as session:
-            grants = await self._leases.owned([settlement.grant for settlement in settlements], session)
-            owned = {grant.shard for grant in grants}
+            asked, begun = [settlement.grant for settlement in settlements], monotonic()
+            owned = {grant.shard for grant in await self._leases.owned(asked, session)}
+            missed = 0
             for keep in (True, False):
                 events = [
                     event
@@ -67,5 +72,8 @@ class Marks:
                         # A replay gives an event a later place, and asks for one more delivery.
                         "seq": {"$lte": from_seq(max(event.seq for event in events))},
                     }
-                    await mark(self._db.collection("event"), mine, session, keep=keep)
+                    missed += len(events) - await mark(self._db.collection("event"), mine, session, keep=keep)
+            if missed or monotonic() > begun + _SLOW_SECONDS:
+                # Another worker may have taken a shard meanwhile, and may have published its events too.
+                owned &= {grant.shard for grant in await self._leases.owned(asked, session)}
         return owned
