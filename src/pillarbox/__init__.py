@@ -3,6 +3,7 @@
 from pillarbox.errors import InvalidEvent, Outage, PillarboxError, Reject
 from pillarbox.event import Event, Mode, Status
 from pillarbox.ids import stable_id
+from pillarbox.inbox import Inbox
 from pillarbox.maintenance.check import Check
 from pillarbox.outbox import Outbox
 from pillarbox.publishers.handlers import Handlers
@@ -16,6 +17,7 @@ __all__ = [
     "Exponential",
     "Fixed",
     "Handlers",
+    "Inbox",
     "InvalidEvent",
     "Linear",
     "Mode",

@@ -21,8 +21,10 @@ _NAME_LIMITS: Final = {
     "content_type": 255,
     "schema_id": 255,
     "schema_version": 100,
+    "consumer": 100,  # not a field: the name of an inbox
 }
-_REQUIRED: Final = frozenset({"stream", "tenant", "type", "content_type"})
+_FIELDS: Final = tuple(name for name in _NAME_LIMITS if name in Event._fields)
+_REQUIRED: Final = frozenset({"stream", "tenant", "type", "content_type", "consumer"})
 _OPTIONAL: Final = _NAME_LIMITS.keys() - _REQUIRED - {"topic"}  # may be none
 _HEADER_BYTES: Final = 32_768
 # MySQL keeps no instant before the year 1000, MongoDB finds no due event before 1971, and asyncpg reads the end of the
@@ -34,7 +36,7 @@ _LAST_YEAR: Final = 9998
 
 def check(event: Event) -> None:
     """Raise InvalidEvent for a field that a store or a destination could not take."""
-    for name in _NAME_LIMITS:
+    for name in _FIELDS:
         value = getattr(event, name)
         if value is not None or name not in _OPTIONAL:
             check_name(name, value)
@@ -54,7 +56,7 @@ def check(event: Event) -> None:
 
 
 def check_name(name: str, value: Any) -> None:
-    """Raise InvalidEvent for a text that this field of an event cannot have."""
+    """Raise InvalidEvent for a text that this field of an event, or this name, cannot have."""
     if not isinstance(value, str):
         raise InvalidEvent(f"{name} is of type {type(value).__name__}; pass text")
     if not value and name in _REQUIRED:

@@ -21,7 +21,9 @@ from pillarbox.stores.sql import SqlStore
 from pillarbox.urls import store_from_url
 from servers import Mongo
 from tests.drivers.applications import APPLICATIONS, PyMongo
+from tests.drivers.desk import Desk
 from tests.mongo_outbox import MongoOutbox
+from tests.mongo_outbox import database_url as mongo_url
 
 _numbers = itertools.count(1)
 
@@ -171,13 +173,28 @@ def database_url(database: str, request: pytest.FixtureRequest, tmp_path: Path) 
 async def shop(app: Application) -> AsyncIterator[Shop]:
     shop = MongoShop(app) if isinstance(app, PyMongo) else await SqlShop.open(app)
     yield shop
+    await hang_up(app)
+    await shop.close()
+
+
+@pytest_asyncio.fixture
+async def desk(app: Application, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Desk]:
+    if app.url.startswith("sqlite:"):
+        app.url = f"sqlite:///{tmp_path_factory.getbasetemp()}/desk.db"
+    elif isinstance(app, PyMongo):
+        app.url = mongo_url(app.url, "desk")
+    desk = await Desk.open(app)
+    yield desk
+    await hang_up(app)
+
+
+async def hang_up(app: Application) -> None:
+    """A test may have ended the connection, or left a transaction open on it."""
     if app.handle is not None:
-        # A test may have ended the connection, or left a transaction open on it.
         with suppress(Exception):
             await done(app.handle.rollback()) if hasattr(app.handle, "rollback") else None
         with suppress(Exception):
             await app.close()
-    await shop.close()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pillarbox.conformance.driver import DriverContract
 from pillarbox.conformance.driver_setup import Application
 from pillarbox.drivers import driver_of
 from pillarbox.drivers.aiosqlite import AioSqlite
-from pillarbox.drivers.contract import Answer, BuildLater, Driver, PoolDriver, Statement
+from pillarbox.drivers.contract import OUTBOX, Answer, BuildLater, Driver, Feature, PoolDriver, Statement
 from pillarbox.drivers.sqlalchemy import SqlAlchemySession
 from pillarbox.drivers.sqlite3 import Sqlite3
 from pillarbox.sql.dialects import ErrorKind
@@ -194,7 +194,7 @@ class LeakyPool(PoolDriver):
 
 
 class PoolThatTakesStatements(PoolDriver):
-    def check(self) -> None:
+    def check(self, feature: Feature = OUTBOX) -> None:
         """Says nothing."""
 
 

@@ -23,7 +23,7 @@ class _Entry:
     written_in: SessionTransaction | None = None
 
 
-def _current(session: Session) -> SessionTransaction:
+def current(session: Session) -> SessionTransaction:
     """The innermost savepoint, else the transaction."""
     transaction = session.get_nested_transaction() or session.get_transaction()
     if transaction is None:
@@ -60,7 +60,7 @@ class Buffer:
 
     def add(self, session: Session, items: Sequence[Any], group: Any, write: Write, check: Callable[[], None]) -> None:
         """Keep items until the flush. ``check`` refuses a session that commits by itself, once in each transaction."""
-        transaction = _current(session)
+        transaction = current(session)
         if not transaction.is_active:
             raise NotInTransaction(
                 "this session's transaction has ended or failed and takes no more events; add them before its commit, "
@@ -98,13 +98,13 @@ class Buffer:
             session.flush()
             self._write_waiting(session)
         self._flush = ""
-        self._committing = _current(session)
+        self._committing = current(session)
 
     def _write_waiting(self, session: Session) -> None:
         waiting = [entry for entry in self._entries if entry.written_in is None]
         if not waiting:
             return
-        transaction, connection = _current(session), session.connection()
+        transaction, connection = current(session), session.connection()
         for group, some in groupby(waiting, lambda entry: entry.group):
             entries = list(some)
             self._write(connection, group, [entry.item for entry in entries])

@@ -4,7 +4,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pillarbox.errors import ConfigError, NotInTransaction
 from pillarbox.sql.dialects import Dialect, ErrorKind
@@ -27,6 +27,20 @@ class Answer(NamedTuple):
     affected: int  # the number of rows that were written; of a statement that has rows, the number of these
 
 
+class Feature(NamedTuple):
+    """The words of a feature for a handle that it cannot use."""
+
+    loss: str  # what would happen if every statement committed by itself
+    on_pool: str  # the remedy where a pool was passed
+    on_client: str  # the remedy where a client, database or collection of MongoDB was passed
+
+
+OUTBOX: Final = Feature(
+    "your data and its event would not commit together",
+    "pass a connection; for a pool that is awaited there is `async with outbox.transaction(pool) as tx:` and tx.add",
+    "pass a session that has one, or declare the outbox as used without: Outbox(transactions=False)",
+)
+
 # A feature yields its statements and is sent their answers, so that one text serves plain and awaited drivers. An error
 # of the driver is raised where the statement was yielded.
 Steps: TypeAlias = Generator[Any, Any, T]
@@ -37,6 +51,7 @@ class Driver(ABC):
 
     family: ClassVar[Literal["sql", "mongo"]] = "sql"  # of the steps that it runs
     is_awaited: bool = False  # whether ask returns an awaitable
+    is_pool: bool = False  # whether each block of ``connected`` has a connection that nobody else uses
     is_buffered: ClassVar[bool] = False  # whether writes wait for the caller's flush: see defer
     needs_transaction: ClassVar[bool] = True  # False: the database can do without, if the caller says so
     handle_name: ClassVar[str] = "connection"  # as an error names it
@@ -65,6 +80,11 @@ class Driver(ABC):
         It commits, or rolls back and lets the error pass. On a plain driver it awaits nothing: see ``finish``.
         """
 
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator["Driver"]:
+        """A block with the driver to begin on: of a pool, that of one of its connections."""
+        yield self
+
     def abandon(self) -> None:
         """Keep the open transaction from committing, without waiting: a write of it was not awaited."""
         raise NotImplementedError(f"{type(self).__name__} has to be awaited; it needs a way to end its transaction")
@@ -78,10 +98,10 @@ class Driver(ABC):
         kind = self.dialect.classify(error)
         return ErrorKind.AWAY if kind is ErrorKind.OTHER and self.is_closed() else kind
 
-    def check(self) -> None:
+    def check(self, feature: Feature = OUTBOX) -> None:
         """Raise NotInTransaction if a statement would commit by itself."""
         if not self.begins_by_itself() and not self.in_transaction():
-            raise not_in_transaction(self.handle_name, self.remedy)
+            raise not_in_transaction(self.handle_name, self.remedy, feature)
 
     def defer(self, items: Sequence[Any], group: Any, build: "BuildLater") -> None:
         """Keep items for the caller's flush, and run ``build(group, items)`` then. Equal groups in a row run as one."""
@@ -154,23 +174,32 @@ class PoolDriver(Driver):
         is_awaited: bool = True,
     ) -> None:
         self.is_awaited = is_awaited
+        self.is_pool = True
         self._acquire = acquire
         self._driver = driver
 
-    def _refuse(self) -> ConfigError:
-        awaited = "use `async with outbox.transaction(pool) as tx:` and tx.add, or " if self.is_awaited else ""
-        return ConfigError(f"a pool has no transaction; {awaited}pass a connection")
+    def check(self, feature: Feature = OUTBOX) -> None:
+        raise _no_transaction(feature.on_pool)
 
     def in_transaction(self) -> bool:
-        raise self._refuse()
+        raise _no_transaction()
 
     def ask(self, statement: Any) -> Awaitable[Answer]:
-        raise self._refuse()
+        raise _no_transaction()
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Driver]:
+        async with _entered(self._acquire()) as connection:
+            yield self._driver(connection)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
-        async with _entered(self._acquire()) as connection, self._driver(connection).begin() as begun:
+        async with self.connected() as driver, driver.begin() as begun:
             yield begun
+
+
+def _no_transaction(remedy: str = "pass a connection") -> ConfigError:
+    return ConfigError(f"a pool has no transaction; {remedy}")
 
 
 @asynccontextmanager
@@ -202,12 +231,9 @@ def finish(running: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a driver that is not awaited waits")
 
 
-def not_in_transaction(handle_name: str, remedy: str) -> NotInTransaction:
-    return NotInTransaction(
-        f"this {handle_name} commits every statement by itself, so that your data and its event would not commit "
-        f"together; {remedy}"
-    )
+def not_in_transaction(handle_name: str, remedy: str, feature: Feature = OUTBOX) -> NotInTransaction:
+    return NotInTransaction(f"this {handle_name} commits every statement by itself, so that {feature.loss}; {remedy}")
 
 
 def unknown_handle(handle: Any, remedy: str) -> ConfigError:
-    return ConfigError(f"the outbox cannot write with a {type(handle).__qualname__}; {remedy}")
+    return ConfigError(f"Pillarbox cannot write with a {type(handle).__qualname__}; {remedy}")

@@ -17,7 +17,7 @@ from pymongo.database import Database
 from pymongo.errors import BulkWriteError, ConfigurationError, ConnectionFailure, DuplicateKeyError, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from pillarbox.drivers.contract import Driver, settled, unknown_handle
+from pillarbox.drivers.contract import OUTBOX, Driver, Feature, settled, unknown_handle
 from pillarbox.errors import ConfigError, NotInTransaction
 from pillarbox.sql.dialects import ErrorKind
 
@@ -55,6 +55,7 @@ class PyMongo(Driver):
     def __init__(self, client: Any, session: Any = None, database: str | None = None) -> None:
         self.client = client
         self.session = session
+        self.is_pool = session is None and database is None
         self._database = database
 
     @property
@@ -65,7 +66,7 @@ class PyMongo(Driver):
                 self._database = str(self.client.get_default_database().name)
             except ConfigurationError:
                 raise ConfigError(
-                    "the outbox does not know its database; name it with Outbox(schema=...), or in the client's URL: "
+                    "Pillarbox does not know the database; name it with schema=..., or in the client's URL: "
                     "mongodb://host/database"
                 ) from None
         return self._database
@@ -73,13 +74,10 @@ class PyMongo(Driver):
     def in_transaction(self) -> bool:
         return self.session is not None and bool(self.session.in_transaction)
 
-    def check(self) -> None:
+    def check(self, feature: Feature = OUTBOX) -> None:
         if self.session is None:
-            raise ConfigError(
-                "a client, database or collection has no transaction; pass a session that has one, "
-                "or declare the outbox as used without: Outbox(transactions=False)"
-            )
-        super().check()
+            raise ConfigError(f"a client, database or collection has no transaction; {feature.on_client}")
+        super().check(feature)
 
     def ask(self, call: Call) -> Any:
         try:
@@ -116,7 +114,13 @@ class PyMongo(Driver):
             )
         session = self.session or self.client.start_session()
         try:
-            await settled(session.start_transaction())
+            # Whatever the client's defaults are: reads of a secondary fail, and without a majority a failover takes the
+            # commit back.
+            await settled(
+                session.start_transaction(
+                    read_preference=ReadPreference.PRIMARY, write_concern=WriteConcern(w="majority")
+                )
+            )
             try:
                 yield session
             except BaseException:

@@ -67,7 +67,7 @@ def _find(kind: type) -> Make:
             loaded: Make = others[package].load()
             return loaded
     raise ConfigError(
-        f"the outbox cannot write with a {kind.__module__}.{kind.__qualname__}; "
+        f"Pillarbox cannot write with a {kind.__module__}.{kind.__qualname__}; "
         f"pass a connection, cursor or session of: {', '.join([*_OWN, *others])}"
     )
 
@@ -77,21 +77,34 @@ def _itself(driver: Driver) -> Driver:
 
 
 def _factory(open_connection: Callable[[], Any]) -> Driver:
-    return PoolDriver(
+    return Factory(
         partial(_opened, open_connection), driver_of, is_awaited=inspect.iscoroutinefunction(open_connection)
     )
 
 
+class Factory(PoolDriver):
+    """A function that opens a connection for each block, or returns a pool that the application opened later."""
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Driver]:
+        async with super().connected() as driver, driver.connected() as connected:
+            yield connected
+
+
 @asynccontextmanager
 async def _opened(open_connection: Callable[[], Any]) -> AsyncIterator[Any]:
-    """A connection of the caller's function, for one block."""
-    connection = await settled(open_connection())
+    """The result of the caller's function, for one block; a connection is closed, a pool stays open."""
+    opened = await settled(open_connection())
+    driver = driver_of(opened)
+    if driver.is_pool:
+        yield opened
+        return
     try:
         # Some connections of sqlite3 have a transaction open at all times.
-        is_always_open = driver_of(connection).in_transaction()
-        yield connection
+        is_always_open = driver.in_transaction()
+        yield opened
         if is_always_open:
-            await settled(connection.commit())
+            await settled(opened.commit())
     finally:
         # asyncmy's close does not wait for the end.
-        await settled(getattr(connection, "ensure_closed", connection.close)())
+        await settled(getattr(opened, "ensure_closed", opened.close)())

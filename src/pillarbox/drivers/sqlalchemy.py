@@ -15,12 +15,14 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from pillarbox.drivers._sqlalchemy_session import Buffer
+from pillarbox.drivers._sqlalchemy_session import Buffer, current
 from pillarbox.drivers.contract import (
+    OUTBOX,
     Answer,
     Build,
     BuildLater,
     Driver,
+    Feature,
     PoolDriver,
     Statement,
     Steps,
@@ -50,12 +52,15 @@ class SqlAlchemy(Driver):
 
     @property
     def dialect(self) -> Dialect:  # type: ignore[override]
-        own = self.connection.dialect
+        own = self._bind().dialect
         dialect = _DIALECTS.get(own.name)
         if dialect is None:
             known = ", ".join(sorted(_DIALECTS))
-            raise ConfigError(f"the outbox cannot write to {own.name} by SQLAlchemy; it knows {known}")
+            raise ConfigError(f"Pillarbox cannot write to {own.name} by SQLAlchemy; it knows {known}")
         return POSTGRES_NUMBERED if own.paramstyle.startswith("numeric") else dialect
+
+    def _bind(self) -> Any:
+        return self._handle
 
     def in_transaction(self) -> bool:
         return bool(self._handle.in_transaction())
@@ -69,10 +74,10 @@ class SqlAlchemy(Driver):
         level = connection.get_execution_options().get("isolation_level")
         return level != "AUTOCOMMIT" and (level is not None or not _is_autocommit(connection))
 
-    def check(self) -> None:
+    def check(self, feature: Feature = OUTBOX) -> None:
         # SQLAlchemy has transactions where the database commits every statement: what it says of them does not count.
         if not self.begins_by_itself():
-            raise not_in_transaction(self.handle_name, self.remedy)
+            raise not_in_transaction(self.handle_name, self.remedy, feature)
 
     def ask(self, statement: Statement) -> Any:
         try:
@@ -103,7 +108,18 @@ class SqlAlchemySession(SqlAlchemy):
 
     @cached_property
     def connection(self) -> Any:
+        current(self._handle)  # refuses a session that has no transaction and opens none by itself
         return self._handle.connection()
+
+    def _bind(self) -> Any:
+        # Not the connection: an error is classified too when there is none.
+        return self._handle.get_bind()
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        async with super().begin() as session:
+            session.connection()  # now, so that a database that is away fails here and not in the caller's code
+            yield session
 
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
         # Now, not at the flush: the session's own changes would be committed by then.
@@ -127,7 +143,7 @@ class SqlAlchemyAsync(Driver):
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    def check(self) -> None:
+    def check(self, feature: Feature = OUTBOX) -> None:
         """Leave it to the steps: they check the plain handle, in the greenlet."""
 
     def in_transaction(self) -> bool:
@@ -144,6 +160,12 @@ class SqlAlchemyAsync(Driver):
         async with self._handle.begin_nested() if self.in_transaction() else self._handle.begin():
             yield self._handle
 
+    def classify(self, error: BaseException) -> ErrorKind:
+        return self._plain().classify(error)
+
+    def _plain(self) -> SqlAlchemy:
+        return SqlAlchemy(self._handle.sync_connection)
+
     def abandon(self) -> None:
         connection = self._handle.sync_connection
         if connection.dialect.driver == "aiosqlite":
@@ -159,6 +181,15 @@ class SqlAlchemyAsyncSession(SqlAlchemyAsync):
 
     is_buffered = True
     plain = SqlAlchemySession
+
+    def _plain(self) -> SqlAlchemy:
+        return SqlAlchemySession(self._handle.sync_session)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        async with super().begin() as session:
+            await session.connection()
+            yield session
 
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
         session = self._handle.sync_session

@@ -86,22 +86,3 @@ class AddedAll:
     def __await__(self) -> Generator[Any, Any, None]:
         if self._pending is not None:
             yield from self._pending.__await__()
-
-
-class Exists:
-    """The answer of ``exists``: true or false, with ``await`` on drivers that have to be awaited."""
-
-    def __init__(self, driver: Driver, build: Build[bool]) -> None:
-        self._driver = driver
-        self._build = build
-        self._answer: bool | None = None if driver.is_awaited else driver.run(build)
-
-    def __bool__(self) -> bool:
-        if self._answer is None:
-            raise TypeError("this driver has to be awaited: write `await outbox.exists(...)`")
-        return self._answer
-
-    def __await__(self) -> Generator[Any, Any, bool]:
-        if self._answer is None:
-            self._answer = yield from self._driver.run(self._build).__await__()
-        return bool(self)

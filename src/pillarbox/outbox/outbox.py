@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Unpack
 from uuid import UUID
 
 from pillarbox.drivers import Driver, driver_of
+from pillarbox.drivers.awaiting import YesOrNo
 from pillarbox.drivers.contract import Build
 from pillarbox.drivers.registry import prepare
 from pillarbox.errors import ConfigError, InvalidEvent
@@ -18,7 +19,7 @@ from pillarbox.ids import uuid7
 from pillarbox.limits import check, check_name
 from pillarbox.names import Names
 from pillarbox.outbox import sql
-from pillarbox.outbox.awaiting import Added, AddedAll, Exists, PendingWrite
+from pillarbox.outbox.awaiting import Added, AddedAll, PendingWrite
 from pillarbox.outbox.fields import EventFields, OnDuplicate, id_of, text_of, utc_of, with_trace
 from pillarbox.outbox.transaction import Transaction
 from pillarbox.outbox.work import Question, Write
@@ -118,7 +119,7 @@ class Outbox:
             driver.check()
         return PendingWrite(driver, build, [event.type for event in events])
 
-    def exists(self, tx: Any, id: UUID | str, stream: str | None = None) -> Exists:
+    def exists(self, tx: Any, id: UUID | str, stream: str | None = None) -> YesOrNo:
         """Whether the outbox has an event with this id: waiting, published and not yet pruned, or dead.
 
         stream: the one to look in; None: any.
@@ -128,7 +129,7 @@ class Outbox:
         if isinstance(tx, Transaction):
             tx = tx.connection
         driver = self._driver(tx)
-        return Exists(driver, _build(driver, "exists", Question(id_of(id), stream, self._names)))
+        return YesOrNo(driver, _build(driver, "exists", Question(id_of(id), stream, self._names)), "outbox.exists")
 
     @asynccontextmanager
     async def transaction(self, handle: Any) -> AsyncIterator[Transaction]:
