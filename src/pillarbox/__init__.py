@@ -2,6 +2,7 @@
 
 from pillarbox.errors import InvalidEvent, Outage, PillarboxError, Reject
 from pillarbox.event import Event, Mode, Status
+from pillarbox.idempotency import Idempotency
 from pillarbox.ids import stable_id
 from pillarbox.maintenance.check import Check
 from pillarbox.outbox import Outbox
@@ -16,6 +17,7 @@ __all__ = [
     "Exponential",
     "Fixed",
     "Handlers",
+    "Idempotency",
     "InvalidEvent",
     "Linear",
     "Mode",

@@ -55,7 +55,12 @@ class PyMongo(Driver):
     def __init__(self, client: Any, session: Any = None, database: str | None = None) -> None:
         self.client = client
         self.session = session
+        self.is_pool = session is None and database is None
         self._database = database
+
+    @property
+    def places(self) -> int | None:  # type: ignore[override]
+        return self.client.options.pool_options.max_pool_size or None
 
     @property
     def database(self) -> str:
@@ -116,7 +121,13 @@ class PyMongo(Driver):
             )
         session = self.session or self.client.start_session()
         try:
-            await settled(session.start_transaction())
+            # Whatever the client's defaults are: reads of a secondary fail, and without a majority a failover takes the
+            # commit back.
+            await settled(
+                session.start_transaction(
+                    read_preference=ReadPreference.PRIMARY, write_concern=WriteConcern(w="majority")
+                )
+            )
             try:
                 yield session
             except BaseException:

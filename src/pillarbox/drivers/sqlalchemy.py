@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import QueuePool, StaticPool
 
 from pillarbox.drivers._sqlalchemy_session import Buffer
 from pillarbox.drivers.contract import (
@@ -30,6 +31,7 @@ from pillarbox.drivers.contract import (
 from pillarbox.drivers.sqlite3 import Sqlite3
 from pillarbox.errors import ConfigError
 from pillarbox.sql.dialects import MYSQL, POSTGRES, POSTGRES_NUMBERED, SQLITE, Dialect, ErrorKind
+from pillarbox.tasks import run_to_completion
 
 T = TypeVar("T")
 _DIALECTS: Final = {"mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE, "postgresql": POSTGRES}
@@ -50,12 +52,15 @@ class SqlAlchemy(Driver):
 
     @property
     def dialect(self) -> Dialect:  # type: ignore[override]
-        own = self.connection.dialect
+        own = self._bind().dialect
         dialect = _DIALECTS.get(own.name)
         if dialect is None:
             known = ", ".join(sorted(_DIALECTS))
             raise ConfigError(f"the outbox cannot write to {own.name} by SQLAlchemy; it knows {known}")
         return POSTGRES_NUMBERED if own.paramstyle.startswith("numeric") else dialect
+
+    def _bind(self) -> Any:
+        return self._handle
 
     def in_transaction(self) -> bool:
         return bool(self._handle.in_transaction())
@@ -105,6 +110,16 @@ class SqlAlchemySession(SqlAlchemy):
     def connection(self) -> Any:
         return self._handle.connection()
 
+    def _bind(self) -> Any:
+        # Not the connection: an error is classified too when there is none.
+        return self._handle.get_bind()
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        async with super().begin() as session:
+            session.connection()  # now, so that a database that is away fails here and not in the caller's code
+            yield session
+
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
         # Now, not at the flush: the session's own changes would be committed by then.
         Buffer.of(self._handle).add(self._handle, items, (group, build), _write, self.check)
@@ -144,6 +159,12 @@ class SqlAlchemyAsync(Driver):
         async with self._handle.begin_nested() if self.in_transaction() else self._handle.begin():
             yield self._handle
 
+    def classify(self, error: BaseException) -> ErrorKind:
+        return self._plain().classify(error)
+
+    def _plain(self) -> SqlAlchemy:
+        return SqlAlchemy(self._handle.sync_connection)
+
     def abandon(self) -> None:
         connection = self._handle.sync_connection
         if connection.dialect.driver == "aiosqlite":
@@ -160,6 +181,15 @@ class SqlAlchemyAsyncSession(SqlAlchemyAsync):
     is_buffered = True
     plain = SqlAlchemySession
 
+    def _plain(self) -> SqlAlchemy:
+        return SqlAlchemySession(self._handle.sync_session)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        async with super().begin() as session:
+            await session.connection()
+            yield session
+
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
         session = self._handle.sync_session
         Buffer.of(session).add(session, items, (group, build), _write, partial(_check_bind, session))
@@ -169,13 +199,15 @@ def driver(handle: Any) -> Driver:
     if isinstance(handle, scoped_session | async_scoped_session):
         handle = handle()
     if isinstance(handle, AsyncEngine):
-        return PoolDriver(handle.connect, SqlAlchemyAsync)
+        return PoolDriver(handle.connect, SqlAlchemyAsync, places=_places(handle.sync_engine))
     if isinstance(handle, async_sessionmaker):
-        return PoolDriver(handle, SqlAlchemyAsyncSession)
+        return PoolDriver(partial(_for_one_transaction, handle), SqlAlchemyAsyncSession, places=_places(_bound(handle)))
     if isinstance(handle, Engine):
-        return PoolDriver(handle.connect, SqlAlchemy, is_awaited=False)
+        return PoolDriver(handle.connect, SqlAlchemy, is_awaited=False, places=_places(handle))
     if isinstance(handle, sessionmaker):
-        return PoolDriver(handle, SqlAlchemySession, is_awaited=False)
+        return PoolDriver(
+            partial(_for_one_transaction, handle), SqlAlchemySession, is_awaited=False, places=_places(_bound(handle))
+        )
     if isinstance(handle, AsyncConnection) and handle.sync_connection is None:
         raise ConfigError("this AsyncConnection is not started; use `async with engine.begin() as connection:`")
     for kind, made in _KINDS.items():
@@ -190,6 +222,33 @@ _KINDS: Final[dict[type, Callable[[Any], Driver]]] = {
     Connection: SqlAlchemy,
     AsyncConnection: SqlAlchemyAsync,
 }
+
+
+@asynccontextmanager
+async def _for_one_transaction(make: Callable[[], Any]) -> AsyncIterator[Any]:
+    """A session that refuses work after its transaction: it would begin another one, which nobody commits."""
+    session = make()
+    try:
+        yield session
+    finally:
+        getattr(session, "sync_session", session).autobegin = False
+        closing = session.close()
+        if closing is not None:
+            await run_to_completion(closing)
+
+
+def _bound(make: Any) -> Any:
+    """The engine of a sessionmaker, if it has one for all tables."""
+    bind = make.kw.get("bind")
+    return getattr(bind, "sync_engine", bind)
+
+
+def _places(engine: Any) -> int | None:
+    pool = getattr(engine, "pool", None)
+    if isinstance(pool, StaticPool):
+        return 1
+    overflow = getattr(pool, "_max_overflow", -1)  # there is no public name for it; below 0 is unlimited
+    return pool.size() + overflow if isinstance(pool, QueuePool) and overflow >= 0 else None
 
 
 def _one(statement: Statement) -> Steps[Answer]:

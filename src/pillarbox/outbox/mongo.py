@@ -28,7 +28,7 @@ def add(write: Write, driver: PyMongo) -> Steps[None]:
     """Write events."""
     if write.transactions:
         driver.check()
-    shards = yield from _shards(driver, write.names)
+    shards = yield from shards_of(driver, write.names)
     added = [(event, encoded(event, shards)) for event in write.events]
     if write.lock_keys:
         yield from _lock_keys(write)
@@ -45,7 +45,7 @@ def add(write: Write, driver: PyMongo) -> Steps[None]:
 
 def exists(question: Question, driver: PyMongo) -> Steps[bool]:
     """Ask for an event that waits, was published, or is dead."""
-    yield from _shards(driver, question.names)
+    yield from shards_of(driver, question.names)
     wanted = {"_id": with_id(question.id) if question.stream is None else identity(question.id, question.stream)}
     for name in ("event", "dead_letter"):
         found = yield _call(question.names, name, "find_one", wanted, {"_id": True})
@@ -62,7 +62,7 @@ def _place(driver: PyMongo, names: Names) -> tuple[str, str]:
     return names.schema or driver.database, names.prefix
 
 
-def _shards(driver: PyMongo, names: Names) -> Steps[int]:
+def shards_of(driver: PyMongo, names: Names) -> Steps[int]:
     """The outbox's number of shards, read once for each client."""
     known = _shards_of.setdefault(driver.client, {})
     place = _place(driver, names)
