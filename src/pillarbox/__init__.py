@@ -2,6 +2,7 @@
 
 from pillarbox.errors import InvalidEvent, Outage, PillarboxError, Reject
 from pillarbox.event import Event, Mode, Status
+from pillarbox.idempotency import Idempotency
 from pillarbox.ids import stable_id
 from pillarbox.inbox import Inbox
 from pillarbox.maintenance.check import Check
@@ -17,6 +18,7 @@ __all__ = [
     "Exponential",
     "Fixed",
     "Handlers",
+    "Idempotency",
     "Inbox",
     "InvalidEvent",
     "Linear",

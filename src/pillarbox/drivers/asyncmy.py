@@ -38,7 +38,7 @@ class AsyncMy(MysqlDriver):
 
 def driver(handle: Any) -> Driver:
     if isinstance(handle, Pool):
-        return PoolDriver(handle.acquire, AsyncMy)
+        return PoolDriver(handle.acquire, AsyncMy, places=handle.maxsize)
     connection = getattr(handle, "connection", handle)  # of a cursor
     if not hasattr(connection, "get_autocommit"):
         raise unknown_handle(handle, "pass one of its connections")

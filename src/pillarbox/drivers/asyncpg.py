@@ -43,7 +43,7 @@ class Asyncpg(Driver):
 
 def driver(handle: Any) -> Driver:
     if isinstance(handle, asyncpg.Pool):
-        return PoolDriver(handle.acquire, Asyncpg)
+        return PoolDriver(handle.acquire, Asyncpg, places=handle.get_max_size())
     if not hasattr(handle, "is_in_transaction"):
         raise unknown_handle(handle, "pass one of its connections")
     return Asyncpg(handle)

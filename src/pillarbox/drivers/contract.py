@@ -51,7 +51,8 @@ class Driver(ABC):
 
     family: ClassVar[Literal["sql", "mongo"]] = "sql"  # of the steps that it runs
     is_awaited: bool = False  # whether ask returns an awaitable
-    is_pool: bool = False  # whether each block of ``connected`` has a connection that nobody else uses
+    is_pool: bool = False  # whether each block of ``begin`` has a connection that nobody else uses
+    places: int | None = None  # of a pool: the most connections that it has; None: unlimited
     is_buffered: ClassVar[bool] = False  # whether writes wait for the caller's flush: see defer
     needs_transaction: ClassVar[bool] = True  # False: the database can do without, if the caller says so
     handle_name: ClassVar[str] = "connection"  # as an error names it
@@ -163,7 +164,7 @@ class TextBlocks(Driver):
 class PoolDriver(Driver):
     """A pool, an engine or a factory: it begins transactions, and has none of its own.
 
-    acquire: makes a context manager that gives a connection, asynchronous if ``is_awaited``.
+    acquire: makes a context manager that gives a connection, asynchronous if ``is_awaited``. places: see Driver.
     """
 
     def __init__(
@@ -172,9 +173,11 @@ class PoolDriver(Driver):
         driver: Callable[[Any], Driver],
         *,
         is_awaited: bool = True,
+        places: int | None = None,
     ) -> None:
         self.is_awaited = is_awaited
         self.is_pool = True
+        self.places = places
         self._acquire = acquire
         self._driver = driver
 

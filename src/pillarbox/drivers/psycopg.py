@@ -63,9 +63,9 @@ def driver(handle: Any) -> Driver:
         from psycopg_pool import AsyncConnectionPool, ConnectionPool  # not always installed
 
         if isinstance(handle, AsyncConnectionPool):
-            return PoolDriver(handle.connection, PsycopgAsync)
+            return PoolDriver(handle.connection, PsycopgAsync, places=handle.max_size)
         if isinstance(handle, ConnectionPool):
-            return PoolDriver(handle.connection, Psycopg, is_awaited=False)
+            return PoolDriver(handle.connection, Psycopg, is_awaited=False, places=handle.max_size)
     connection = handle.connection if isinstance(handle, psycopg.Cursor | psycopg.AsyncCursor) else handle
     if isinstance(connection, psycopg.AsyncConnection):
         return PsycopgAsync(connection)

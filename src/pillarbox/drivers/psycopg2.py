@@ -57,7 +57,7 @@ def _acquired(pool: AbstractConnectionPool) -> Iterator[Any]:
 
 def driver(handle: Any) -> Driver:
     if isinstance(handle, AbstractConnectionPool):
-        return PoolDriver(partial(_acquired, handle), Psycopg2, is_awaited=False)
+        return PoolDriver(partial(_acquired, handle), Psycopg2, is_awaited=False, places=handle.maxconn)
     if isinstance(handle, cursor):
         handle = handle.connection
     if not isinstance(handle, connection):

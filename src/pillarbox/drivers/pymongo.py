@@ -59,6 +59,10 @@ class PyMongo(Driver):
         self._database = database
 
     @property
+    def places(self) -> int | None:  # type: ignore[override]
+        return self.client.options.pool_options.max_pool_size or None
+
+    @property
     def database(self) -> str:
         """The database that the handle names, else the one in the client's URL."""
         if self._database is None:

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import QueuePool, StaticPool
 
 from pillarbox.drivers._sqlalchemy_session import Buffer, current
 from pillarbox.drivers.contract import (
@@ -32,6 +33,7 @@ from pillarbox.drivers.contract import (
 from pillarbox.drivers.sqlite3 import Sqlite3
 from pillarbox.errors import ConfigError
 from pillarbox.sql.dialects import MYSQL, POSTGRES, POSTGRES_NUMBERED, SQLITE, Dialect, ErrorKind
+from pillarbox.tasks import run_to_completion
 
 T = TypeVar("T")
 _DIALECTS: Final = {"mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE, "postgresql": POSTGRES}
@@ -200,13 +202,15 @@ def driver(handle: Any) -> Driver:
     if isinstance(handle, scoped_session | async_scoped_session):
         handle = handle()
     if isinstance(handle, AsyncEngine):
-        return PoolDriver(handle.connect, SqlAlchemyAsync)
+        return PoolDriver(handle.connect, SqlAlchemyAsync, places=_places(handle.sync_engine))
     if isinstance(handle, async_sessionmaker):
-        return PoolDriver(handle, SqlAlchemyAsyncSession)
+        return PoolDriver(partial(_for_one_transaction, handle), SqlAlchemyAsyncSession, places=_places(_bound(handle)))
     if isinstance(handle, Engine):
-        return PoolDriver(handle.connect, SqlAlchemy, is_awaited=False)
+        return PoolDriver(handle.connect, SqlAlchemy, is_awaited=False, places=_places(handle))
     if isinstance(handle, sessionmaker):
-        return PoolDriver(handle, SqlAlchemySession, is_awaited=False)
+        return PoolDriver(
+            partial(_for_one_transaction, handle), SqlAlchemySession, is_awaited=False, places=_places(_bound(handle))
+        )
     if isinstance(handle, AsyncConnection) and handle.sync_connection is None:
         raise ConfigError("this AsyncConnection is not started; use `async with engine.begin() as connection:`")
     for kind, made in _KINDS.items():
@@ -221,6 +225,33 @@ _KINDS: Final[dict[type, Callable[[Any], Driver]]] = {
     Connection: SqlAlchemy,
     AsyncConnection: SqlAlchemyAsync,
 }
+
+
+@asynccontextmanager
+async def _for_one_transaction(make: Callable[[], Any]) -> AsyncIterator[Any]:
+    """A session that refuses work after its transaction: it would begin another one, which nobody commits."""
+    session = make()
+    try:
+        yield session
+    finally:
+        getattr(session, "sync_session", session).autobegin = False
+        closing = session.close()
+        if closing is not None:
+            await run_to_completion(closing)
+
+
+def _bound(make: Any) -> Any:
+    """The engine of a sessionmaker, if it has one for all tables."""
+    bind = make.kw.get("bind")
+    return getattr(bind, "sync_engine", bind)
+
+
+def _places(engine: Any) -> int | None:
+    pool = getattr(engine, "pool", None)
+    if isinstance(pool, StaticPool):
+        return 1
+    overflow = getattr(pool, "_max_overflow", -1)  # there is no public name for it; below 0 is unlimited
+    return pool.size() + overflow if isinstance(pool, QueuePool) and overflow >= 0 else None
 
 
 def _one(statement: Statement) -> Steps[Answer]:
