@@ -146,6 +146,9 @@ class DriverContract(DriverSetup):
         with pytest.raises(asyncio.CancelledError):
             await self.block(shop.app.handle, self.insert(shop.table, Row(3)), asyncio.CancelledError())
         assert await self.committed(shop) == [1]
+        for number in (4, 5):
+            await self.block(shop.app.handle, self.insert(shop.table, Row(number)))
+        assert await self.committed(shop) == [1, 4, 5]
 
     @only(lambda app: app.has_savepoints, "it has savepoints")
     @pytest.mark.asyncio

@@ -13,6 +13,11 @@ class AsyncMy(MysqlDriver):
     is_awaited = True
 
     async def ask(self, statement: Statement) -> Answer:
+        if statement.text in ("COMMIT", "ROLLBACK"):
+            # Not by a cursor: after one, asyncmy keeps the connection's old status if the new one has no flags, and so
+            # believes that the transaction is open.
+            await getattr(self.connection, statement.text.lower())()
+            return Answer((), 0)
         # A plain cursor, even if the connection's default is another kind.
         async with self.connection.cursor(Cursor) as cursor:
             await cursor.execute(statement.text, statement.values)

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm.exc import StaleDataError
 
 from pillarbox.drivers._sqlalchemy_session import Buffer
 from pillarbox.drivers.contract import (
@@ -50,12 +51,15 @@ class SqlAlchemy(Driver):
 
     @property
     def dialect(self) -> Dialect:  # type: ignore[override]
-        own = self.connection.dialect
+        own = self._bind().dialect
         dialect = _DIALECTS.get(own.name)
         if dialect is None:
             known = ", ".join(sorted(_DIALECTS))
             raise ConfigError(f"the outbox cannot write to {own.name} by SQLAlchemy; it knows {known}")
         return POSTGRES_NUMBERED if own.paramstyle.startswith("numeric") else dialect
+
+    def _bind(self) -> Any:
+        return self._handle
 
     def in_transaction(self) -> bool:
         return bool(self._handle.in_transaction())
@@ -91,6 +95,8 @@ class SqlAlchemy(Driver):
             yield self._handle
 
     def classify(self, error: BaseException) -> ErrorKind:
+        if isinstance(error, StaleDataError):
+            return ErrorKind.CONFLICT
         if not isinstance(error, exc.DBAPIError) or error.orig is None:
             return ErrorKind.OTHER
         return ErrorKind.AWAY if error.connection_invalidated else self.dialect.classify(error.orig)
@@ -104,6 +110,10 @@ class SqlAlchemySession(SqlAlchemy):
     @cached_property
     def connection(self) -> Any:
         return self._handle.connection()
+
+    def _bind(self) -> Any:
+        # Not the connection: an error is classified too when there is none.
+        return self._handle.get_bind()
 
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
         # Now, not at the flush: the session's own changes would be committed by then.
@@ -144,6 +154,12 @@ class SqlAlchemyAsync(Driver):
         async with self._handle.begin_nested() if self.in_transaction() else self._handle.begin():
             yield self._handle
 
+    def classify(self, error: BaseException) -> ErrorKind:
+        return self._plain().classify(error)
+
+    def _plain(self) -> SqlAlchemy:
+        return SqlAlchemy(self._handle.sync_connection)
+
     def abandon(self) -> None:
         connection = self._handle.sync_connection
         if connection.dialect.driver == "aiosqlite":
@@ -159,6 +175,9 @@ class SqlAlchemyAsyncSession(SqlAlchemyAsync):
 
     is_buffered = True
     plain = SqlAlchemySession
+
+    def _plain(self) -> SqlAlchemy:
+        return SqlAlchemySession(self._handle.sync_session)
 
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
         session = self._handle.sync_session
