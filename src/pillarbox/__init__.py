@@ -1,6 +1,7 @@
 """A transactional outbox: events written with your data, published at least once and in order per key."""
 
-from pillarbox.errors import InvalidEvent, Outage, PillarboxError, Reject
+from pillarbox.aggregates import Aggregate, UnitOfWork, check_saved, current_tenant
+from pillarbox.errors import InvalidEvent, Outage, PillarboxError, Reject, StaleAggregate
 from pillarbox.event import Event, Mode, Status
 from pillarbox.idempotency import Idempotency
 from pillarbox.ids import stable_id
@@ -13,6 +14,7 @@ from pillarbox.relay import Exponential, Fixed, Linear, OnDead, Relay, Stream
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Aggregate",
     "Check",
     "Event",
     "Exponential",
@@ -29,7 +31,11 @@ __all__ = [
     "PillarboxError",
     "Reject",
     "Relay",
+    "StaleAggregate",
     "Status",
     "Stream",
+    "UnitOfWork",
+    "check_saved",
+    "current_tenant",
     "stable_id",
 ]

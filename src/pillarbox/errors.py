@@ -17,6 +17,10 @@ class DuplicateEvent(PillarboxError):
     """An event with this id is in the outbox already."""
 
 
+class StaleAggregate(PillarboxError):
+    """Another transaction has changed or deleted the aggregate since it was loaded; nothing of this one is written."""
+
+
 class ConfigError(PillarboxError, ValueError):
     """A setting is wrong: names itself, its value and the remedy."""
 

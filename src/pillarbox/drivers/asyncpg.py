@@ -35,7 +35,10 @@ class Asyncpg(Driver):
             yield self.connection
 
     def is_closed(self) -> bool:
-        return bool(self.connection.is_closed())
+        try:
+            return bool(self.connection.is_closed())
+        except asyncpg.InterfaceError:  # it was given back to its pool
+            return False
 
     def abandon(self) -> None:
         self.connection.terminate()

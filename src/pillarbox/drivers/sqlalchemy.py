@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm.exc import StaleDataError
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from pillarbox.drivers._sqlalchemy_session import Buffer, current
@@ -98,6 +99,8 @@ class SqlAlchemy(Driver):
             yield self._handle
 
     def classify(self, error: BaseException) -> ErrorKind:
+        if isinstance(error, StaleDataError):
+            return ErrorKind.CONFLICT
         if not isinstance(error, exc.DBAPIError) or error.orig is None:
             return ErrorKind.OTHER
         return ErrorKind.AWAY if error.connection_invalidated else self.dialect.classify(error.orig)

@@ -16,17 +16,14 @@ _LONGEST_NUMBER: Final = 800  # bits; a longer one has more digits than a key ma
 OnDuplicate: TypeAlias = Literal["raise", "ignore"]
 
 
-class EventFields(TypedDict, total=False):
-    """The optional fields of an event, see :meth:`Outbox.event`."""
+class DraftFields(TypedDict, total=False):
+    """The optional fields of an event that an aggregate records, see :meth:`Outbox.event`."""
 
     key: object
     topic: str
     stream: str | None
     tenant: str
     id: UUID | None
-    aggregate_type: str | None
-    aggregate_id: object
-    aggregate_version: int | None
     routing_key: str | None
     content_type: str | None
     headers: Mapping[str, str] | None
@@ -35,6 +32,14 @@ class EventFields(TypedDict, total=False):
     occurred_at: datetime | None
     available_at: datetime | None
     max_attempts: int | None
+
+
+class EventFields(DraftFields, total=False):
+    """The optional fields of an event, see :meth:`Outbox.event`."""
+
+    aggregate_type: str | None
+    aggregate_id: object
+    aggregate_version: int | None
 
 
 def with_trace(headers: Mapping[str, str] | None) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pillarbox.drivers import Driver, driver_of
 from pillarbox.drivers.awaiting import YesOrNo
-from pillarbox.drivers.contract import Build
+from pillarbox.drivers.contract import Build, settled
 from pillarbox.drivers.registry import prepare
 from pillarbox.errors import ConfigError, InvalidEvent
 from pillarbox.event import Event, Status
@@ -22,7 +22,7 @@ from pillarbox.outbox import sql
 from pillarbox.outbox.awaiting import Added, AddedAll, PendingWrite
 from pillarbox.outbox.fields import EventFields, OnDuplicate, id_of, text_of, utc_of, with_trace
 from pillarbox.outbox.transaction import Transaction
-from pillarbox.outbox.work import Question, Write
+from pillarbox.outbox.work import Late, Question, Write
 from pillarbox.payload import serialise
 
 
@@ -95,13 +95,10 @@ class Outbox:
     def _write(self, tx: Any, events: Sequence[Event], on_duplicate: OnDuplicate) -> PendingWrite | None:
         if on_duplicate not in ("raise", "ignore"):
             raise ConfigError(f"on_duplicate is {on_duplicate!r}; use 'raise' or 'ignore'")
+        # A late event is captured when it is complete.
+        if self._captures and not self._capture([event for event in events if not isinstance(event, Late)]):
+            events = [event for event in events if isinstance(event, Late)]
         if not events:
-            return None
-        is_written = True
-        for capture in self._captures:
-            capture.events.extend(events)
-            is_written = is_written and capture.write
-        if not is_written:
             return None
         write = Write(events, self._names, on_duplicate == "ignore", self._lock_keys, self._transactions)
         if isinstance(tx, Transaction):
@@ -109,7 +106,7 @@ class Outbox:
             return None
         driver = self._driver(tx)
         if driver.is_buffered:
-            driver.defer(events, write._replace(events=()), _build_later)
+            driver.defer(events, write._replace(events=()), self._build_later)
             return None
         build = _build(driver, "add", write)
         if not driver.is_awaited:
@@ -150,15 +147,51 @@ class Outbox:
                 "outbox.transaction is for drivers that have to be awaited; "
                 f"on this {driver.handle_name} call outbox.add"
             )
-        async with driver.begin() as connection:
-            tx = Transaction(self, connection)
-            driver = self._driver(connection)
+        async with self._begun(driver) as tx:
+            yield tx
+
+    @asynccontextmanager
+    async def _begun(self, driver: Driver) -> AsyncIterator[Any]:
+        """A transaction that writes its events before it commits. On a plain driver it awaits nothing."""
+        async with driver.begin() as handle:
+            driver = self._driver(handle)
+            if driver.is_buffered:
+                yield handle
+                return
+            tx = Transaction(self, handle)
             try:
                 yield tx
                 for write in tx.writes:
-                    await driver.run(_build(driver, "add", write))
+                    events = self._completed(write.events)
+                    if events:
+                        await settled(driver.run(_build(driver, "add", write._replace(events=events))))
             finally:
                 tx.is_open = False
+
+    def _build_later(self, settings: Write, events: Sequence[Event]) -> Build[None]:
+        return partial(sql.add, settings._replace(events=self._completed(events)))
+
+    def _completed(self, events: Sequence[Event]) -> Sequence[Event]:
+        """The events that are to be written, complete."""
+        ready = []
+        for event in events:
+            if not isinstance(event, Late):
+                ready.append(event)
+                continue
+            whole = event.completed()
+            # Written again after a savepoint was rolled back, it is still captured once.
+            if self._capture([] if event.is_captured else [whole]):
+                ready.append(whole)
+            event.is_captured = True
+        return ready
+
+    def _capture(self, events: Sequence[Event]) -> bool:
+        """Tell the captures of events; whether events are written."""
+        is_written = True
+        for capture in self._captures:
+            capture.events.extend(events)
+            is_written = is_written and capture.write
+        return is_written
 
     def _driver(self, handle: Any) -> Driver:
         driver = driver_of(handle)
@@ -255,7 +288,3 @@ def _build(driver: Driver, verb: str, work: Write | Question) -> Build[Any]:
     """The steps of one operation, for the driver's family of databases."""
     steps = sql if driver.family == "sql" else import_module("pillarbox.outbox.mongo")
     return partial(getattr(steps, verb), work)
-
-
-def _build_later(settings: Write, events: Sequence[Event]) -> Build[None]:
-    return partial(sql.add, settings._replace(events=events))

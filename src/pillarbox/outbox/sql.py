@@ -52,7 +52,7 @@ def exists(question: Question, driver: Driver) -> Steps[bool]:
 
 
 def _chunks(events: Sequence[Event]) -> Iterable[Sequence[Event]]:
-    return _cut(events) if len(events) > 1 else (events,)
+    return _cut(events) if len(events) > 1 else (events,) if events else ()
 
 
 def _cut(events: Sequence[Event]) -> Iterator[Sequence[Event]]:

@@ -1,7 +1,7 @@
 """The work that an outbox gives to its drivers, and the errors of that work."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from pillarbox.drivers.contract import Driver
@@ -9,6 +9,24 @@ from pillarbox.errors import DuplicateEvent, SchemaError
 from pillarbox.event import Event
 from pillarbox.names import Names
 from pillarbox.sql.dialects import ErrorKind
+
+
+class Late(Event):
+    """An event whose last fields are known when it is written: the flush gives an aggregate its id and version."""
+
+    complete: Callable[[Event], Event]
+    root: Any = None  # its aggregate on SQLAlchemy, and what the buffer calls with it before the flush
+    prepare: Callable[[Any, Any], bool] | None = None
+    is_captured: bool = False
+
+    @classmethod
+    def of(cls, event: Event, complete: Callable[[Event], Event]) -> "Late":
+        late = tuple.__new__(cls, event)
+        late.complete = complete
+        return late
+
+    def completed(self) -> Event:
+        return self.complete(tuple.__new__(Event, self))
 
 
 class Write(NamedTuple):
