@@ -34,6 +34,7 @@ from pillarbox.errors import ConfigError
 from pillarbox.sql.dialects import MYSQL, POSTGRES, POSTGRES_NUMBERED, SQLITE, Dialect, ErrorKind
 
 T = TypeVar("T")
+_LOST_BEFORE: Final = "8s2b"  # an earlier statement lost the connection, and its error was caught
 _DIALECTS: Final = {"mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE, "postgresql": POSTGRES}
 
 
@@ -96,6 +97,8 @@ class SqlAlchemy(Driver):
             yield self._handle
 
     def classify(self, error: BaseException) -> ErrorKind:
+        if isinstance(error, exc.PendingRollbackError) and error.code == _LOST_BEFORE:
+            return ErrorKind.AWAY
         if not isinstance(error, exc.DBAPIError) or error.orig is None:
             return ErrorKind.OTHER
         return ErrorKind.AWAY if error.connection_invalidated else self.dialect.classify(error.orig)
