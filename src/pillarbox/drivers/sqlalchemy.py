@@ -37,6 +37,7 @@ from pillarbox.sql.dialects import MYSQL, POSTGRES, POSTGRES_NUMBERED, SQLITE, D
 from pillarbox.tasks import run_to_completion
 
 T = TypeVar("T")
+_LOST_BEFORE: Final = "8s2b"  # an earlier statement lost the connection, and its error was caught
 _DIALECTS: Final = {"mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE, "postgresql": POSTGRES}
 
 
@@ -101,6 +102,8 @@ class SqlAlchemy(Driver):
     def classify(self, error: BaseException) -> ErrorKind:
         if isinstance(error, StaleDataError):
             return ErrorKind.CONFLICT
+        if isinstance(error, exc.PendingRollbackError) and error.code == _LOST_BEFORE:
+            return ErrorKind.AWAY
         if not isinstance(error, exc.DBAPIError) or error.orig is None:
             return ErrorKind.OTHER
         return ErrorKind.AWAY if error.connection_invalidated else self.dialect.classify(error.orig)

@@ -80,8 +80,8 @@ _MYSQL_ERRORS: Final = {
     1146: ErrorKind.NO_TABLE,
     # Wait for a lock, deadlock, a row that changed since the snapshot, NOWAIT.
     **dict.fromkeys((1205, 1213, 1020, 3572), ErrorKind.CONFLICT),
-    # The server stops, the connection is refused, gone, lost, killed for its idleness.
-    **dict.fromkeys((0, 1053, 2002, 2003, 2006, 2013, 2014, 2055, 4031), ErrorKind.AWAY),
+    # The server stops, the connection is killed, refused, gone, lost, killed for its idleness.
+    **dict.fromkeys((0, 1053, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031), ErrorKind.AWAY),
 }
 
 POSTGRES: Final = Dialect("postgresql", "%s", text_id_cell, _classify_postgres)
