@@ -34,16 +34,19 @@ _numbers = itertools.count(1)
 class Place:
     """Its tables are made once for all tests; each test has keys and orders with labels of its own."""
 
-    def __init__(self, database: str, url: str) -> None:
+    def __init__(self, database: str, url: str, prefix: str) -> None:
         self.database = database
-        self.url = database_url(url) if database == "mongo" else url
-        self.prefix = f"idem_{os.getpid()}_{next(_numbers)}"
-        self.table = f"{self.prefix}_order"
-        self.outbox = Outbox(prefix=self.prefix)
+        self.url = url
+        self.prefix = prefix
+        self.table = f"{prefix}_order"
+        self.outbox = Outbox(prefix=prefix)
+
+    def make(self) -> None:
+        """Make its tables, and connect to count orders."""
         # In a thread: the test may have an event loop of its own.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, self._migrate()).result()
-        if database == "mongo":
+        if self.database == "mongo":
             self._client: MongoClient[dict[str, Any]] = MongoClient(self.url)
             self._client.get_default_database().create_collection(self.table)
         else:
@@ -87,6 +90,11 @@ class Place:
         assert events == count, "an order without its event"
         return count
 
+    def end_transactions_of_the_dead(self) -> None:
+        """Do at once what MongoDB does after a minute. The others see that the connection is gone."""
+        if self.database == "mongo":
+            self._client.admin.command("killAllSessions", [])
+
     def _count(self, rest: str, value: Any) -> int:
         with self._engine.begin() as connection:
             found = connection.execute(sqlalchemy.text(f"SELECT count(*) FROM {rest}"), {"value": value})
@@ -116,7 +124,9 @@ async def done_if_awaited(added: Any) -> None:
 
 def place_on(database: str, request: pytest.FixtureRequest, folder: Path) -> Place:
     url = f"sqlite:///{folder}/shop.db" if database == "sqlite" else str(request.getfixturevalue(database).url)
-    return Place(database, url)
+    place = Place(database, database_url(url) if database == "mongo" else url, f"idem_{os.getpid()}_{next(_numbers)}")
+    place.make()
+    return place
 
 
 async def sessions_of(app: Application) -> Any:

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from pillarbox.errors import ConfigError, NotInTransaction, PillarboxError
 from pillarbox.idempotency import reply as replies
 from pillarbox.idempotency import sql
 from pillarbox.idempotency.keys import checked_scope, digest, parsed
+from pillarbox.idempotency.middleware import METHODS, App, Middleware, Scope, transaction_of
 from pillarbox.idempotency.reply import Refused, Reply, reply_of, stored_headers
 from pillarbox.idempotency.requests import Asked, asked_of
 from pillarbox.idempotency.work import Answer, Claim, Key, Stored
@@ -66,8 +67,8 @@ class Idempotency:
         self._names = Names(prefix, schema)
         self._scope = scope
         self._required = required
-        self._body_limit = body_limit
-        self._answer_limit = answer_limit
+        self.body_limit = body_limit
+        self.answer_limit = answer_limit
         if concurrency is None and self._driver.places is not None:
             concurrency = max(1, self._driver.places // 2)
         self._places: Callable[[], Any] | None = None
@@ -88,17 +89,41 @@ class Idempotency:
         running = self._run(request, work)
         return running if self._driver.is_awaited else finish(running)
 
+    def middleware(self, app: App, *, paths: Collection[str] = ("/",), methods: Collection[str] = METHODS) -> App:
+        """A pure ASGI middleware: ``app.add_middleware(once.middleware, paths=["/orders"])``.
+
+        It begins a transaction for each request to these paths and what is below them, also for one without a key. It
+        holds the answer back, stores it and commits, and then sends it. paths: the default is all; methods: the default
+        is POST, PUT, PATCH and DELETE.
+        """
+        if not self._driver.is_awaited:
+            raise ConfigError(
+                "the middleware needs sessions that are awaited, such as an async_sessionmaker or asyncpg's pool; "
+                "on plain ones call once.run"
+            )
+        return Middleware(self, app, paths, methods)
+
+    def transaction(self, scope: Scope) -> Any:
+        """The handle of the transaction that the middleware began for a request. scope: that of ASGI."""
+        return transaction_of(self, scope)
+
+    @cached_property
+    def session(self) -> Callable[..., Any]:
+        """The same handle as a dependency of FastAPI: ``Depends(once.session)``."""
+        made: Callable[..., Any] = import_module("pillarbox.idempotency.starlette").dependency(self)
+        return made
+
     async def _run(self, request: Any, work: Callable[[Any], Any]) -> Reply:
         async def replied(tx: Any) -> Reply:
             return reply_of(await settled(work(tx)))
 
         try:
-            key = await self._key_of(request, asked_of(request, self._body_limit))
+            key = await self.key_of(request, asked_of(request, self.body_limit))
         except Refused as refused:
             return refused.reply
-        return await self._serve(key, replied)
+        return await self.serve(key, replied)
 
-    async def _key_of(self, request: Any, asked: Asked) -> Key | None:
+    async def key_of(self, request: Any, asked: Asked) -> Key | None:
         """The key of a request; None: it has none. Raises Refused."""
         scope = checked_scope(await settled(self._scope(request)))
         if scope is None:
@@ -108,11 +133,11 @@ class Idempotency:
             if self._required:
                 raise Refused(replies.MISSING)
             return None
-        method, path, query, body, _ = await asked.complete(self._body_limit)
+        method, path, query, body, _ = await asked.complete(self.body_limit)
         fingerprint = digest(method.encode(), path.encode("utf-8", "surrogateescape"), query, body)
         return Key(digest(scope.encode("utf-8", "surrogatepass"), name.encode()), fingerprint, self._names)
 
-    async def _serve(self, key: Key | None, work: Callable[[Any], Awaitable[Reply]]) -> Reply:
+    async def serve(self, key: Key | None, work: Callable[[Any], Awaitable[Reply]]) -> Reply:
         """Run the work in a transaction, once for the key. An error of the work passes."""
         driver: Driver | None = None
         is_working = False
@@ -128,8 +153,8 @@ class Idempotency:
                 is_working = False
                 if not reply.is_kept:
                     raise Refused(reply)
-                if len(reply.body) > self._answer_limit:
-                    raise Refused(replies.answer_too_large(self._answer_limit))
+                if len(reply.body) > self.answer_limit:
+                    raise Refused(replies.answer_too_large(self.answer_limit))
                 if key is not None:
                     await self._store(key, reply, driver)
             return reply
