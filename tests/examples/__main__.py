@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from servers import Kafka, Mongo, MongoStandalone, Server, ServerError, start_all
+from servers import Kafka, Mongo, MongoStandalone, Postgres, Server, ServerError, start_all
 from tests.mongo_outbox import database_url
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,12 @@ def video_checkout() -> Sequence[tuple[Sequence[Server], Callable[[], list[str]]
     ]
 
 
-EXAMPLES = {each.__name__: each for each in (wiki, video_checkout)}
+def orders() -> Sequence[tuple[Sequence[Server], Callable[[], list[str]]]]:
+    postgres = Postgres()
+    return [([postgres], lambda: [f"ORDERS_URL={postgres.url}", "examples/orders/orders.py"])]
+
+
+EXAMPLES = {each.__name__: each for each in (wiki, video_checkout, orders)}
 
 
 def main(names: Sequence[str]) -> int:
@@ -43,8 +49,10 @@ def main(names: Sequence[str]) -> int:
         try:
             start_all(servers)
             words = command()  # now that the servers have their ports
-            print("$ python", *words, flush=True)
-            code = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
+            settings = [words.pop(0)] if "=" in words[0] else []
+            print("$", *settings, "python", *words, flush=True)
+            environment = os.environ | dict(each.split("=", 1) for each in settings)
+            code = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False).returncode
         except ServerError as error:
             print(f"pillarbox: {error}", file=sys.stderr)
             return 1
