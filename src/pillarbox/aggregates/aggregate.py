@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 current_tenant: Final[ContextVar[str | None]] = ContextVar("pillarbox_tenant", default=None)
 # Names in an instance's __dict__, which __slots__, dataclasses and SQLAlchemy leave alone.
 SINK: Final = "_pillarbox_sink"
-_DRAFTS: Final = "_pillarbox_drafts"
+DRAFTS: Final = "_pillarbox_drafts"
 
 
 class Draft(NamedTuple):
@@ -59,12 +59,12 @@ class Aggregate:
 
 def keep(aggregate: Aggregate, draft: Draft) -> None:
     """Let a draft wait in its aggregate, until there is a sink."""
-    vars(aggregate).setdefault(_DRAFTS, []).append(draft)
+    vars(aggregate).setdefault(DRAFTS, []).append(draft)
 
 
 def take(aggregate: object) -> list[Draft]:
     """The drafts that wait in an aggregate, or in an object that is none. They wait no longer."""
-    drafts: list[Draft] = getattr(aggregate, "__dict__", {}).pop(_DRAFTS, [])
+    drafts: list[Draft] = getattr(aggregate, "__dict__", {}).pop(DRAFTS, [])
     return drafts
 
 
@@ -115,7 +115,11 @@ def check_saved(affected: int | str, aggregate: object) -> None:
     affected: the number of rows or documents, or asyncpg's answer, such as ``"UPDATE 1"``.
     """
     if int(str(affected).rpartition(" ")[2]) < 1:
-        raise StaleAggregate(
-            f"this {type(aggregate).__name__} was changed or deleted by another transaction since it was loaded; "
-            "run the unit of work again, as UnitOfWork.run does"
-        )
+        raise stale(aggregate)
+
+
+def stale(aggregate: object) -> StaleAggregate:
+    return StaleAggregate(
+        f"this {type(aggregate).__name__} was changed or deleted by another transaction since it was loaded; "
+        "run the unit of work again, as UnitOfWork.run does"
+    )

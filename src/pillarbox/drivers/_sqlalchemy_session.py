@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Connection, event
@@ -20,6 +20,7 @@ class _Entry:
     item: Any
     group: Any  # equal groups in a row are written together
     added_in: SessionTransaction
+    is_ready: bool  # False: it has to be prepared first
     written_in: SessionTransaction | None = None
 
 
@@ -38,6 +39,9 @@ class Buffer:
 
     A savepoint that rolls back drops the items that were added in it. Items that were added before it, but written in
     it, are written again.
+
+    An item may have a function ``prepare(session, item.root)`` that changes the root before the flush, and says whether
+    the item has to wait for that flush.
     """
 
     def __init__(self) -> None:
@@ -71,9 +75,10 @@ class Buffer:
             check()
             self._checked = root
         self._write = write
-        self._entries += [_Entry(item, group, transaction) for item in items]
+        self._entries += [_Entry(item, group, transaction, _is_plain(item)) for item in items]
         if self._committing is transaction and self._flush != "running":
             # A hook that runs after ours added them, and ours will not run again.
+            self._prepare(session)
             if not self._flush:
                 session.flush()
             self._write_waiting(session)
@@ -82,26 +87,43 @@ class Buffer:
         """The items that were added since the transaction began, each with its group."""
         return ((entry.item, entry.group) for entry in self._entries)
 
-    def flushing(self) -> None:
+    def flushing(self, session: Session) -> None:
         self._flush = "running"
+        if self._entries:
+            self._prepare(session, is_flushing=True)
 
     def flushed(self, session: Session) -> None:
-        self._write_waiting(session)
+        if self._entries:
+            self._write_waiting(session)
 
     def after_flushed(self, session: Session) -> None:
         self._flush = "done"
-        self._write_waiting(session)
+        # Items of hooks that ran after ours. If they need another flush, the session is dirty, and its commit flushes.
+        if self._entries:
+            self._prepare(session)
+            self._write_waiting(session)
 
     def committing(self, session: Session) -> None:
         if any(entry.written_in is None for entry in self._entries):
             # The session flushes after this hook; its changes come first, so that their locks are held.
+            self._prepare(session)
             session.flush()
             self._write_waiting(session)
         self._flush = ""
         self._committing = current(session)
 
+    def _prepare(self, session: Session, *, is_flushing: bool = False) -> None:
+        waits: dict[int, bool] = {}  # each root once
+        for entry in [each for each in self._entries if not each.is_ready]:
+            root = entry.item.root
+            if id(root) not in waits:
+                waits[id(root)] = entry.item.prepare(session, root)
+            entry.is_ready = is_flushing or not waits[id(root)]
+
     def _write_waiting(self, session: Session) -> None:
-        waiting = [entry for entry in self._entries if entry.written_in is None]
+        waiting = list(
+            takewhile(lambda entry: entry.is_ready, (entry for entry in self._entries if entry.written_in is None))
+        )
         if not waiting:
             return
         transaction, connection = current(session), session.connection()
@@ -136,13 +158,19 @@ class Buffer:
                 entry.added_in = parent
             if entry.written_in is transaction:
                 entry.written_in = parent if committed else None
+            if entry.written_in is None:
+                entry.is_ready = _is_plain(entry.item)
+
+
+def _is_plain(item: Any) -> bool:
+    return getattr(item, "prepare", None) is None
 
 
 # Set on every session, not only on those with events: a hook of the application may add the first event, and SQLAlchemy
 # does not call a hook that is set while hooks of the same kind run.
 @event.listens_for(Session, "before_flush")
 def _before_flush(session: Session, _context: object, _instances: object) -> None:
-    Buffer.of(session).flushing()
+    Buffer.of(session).flushing(session)
 
 
 @event.listens_for(Session, "after_flush")

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, exc
@@ -130,8 +130,14 @@ class SqlAlchemySession(SqlAlchemy):
             yield session
 
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
-        # Now, not at the flush: the session's own changes would be committed by then.
-        Buffer.of(self._handle).add(self._handle, items, (group, build), _write, self.check)
+        Buffer.of(self._handle).add(self._handle, items, (group, build), _write, self._check_now)
+
+    def _check_now(self) -> None:
+        """Not at the flush: the session's own changes would be committed by then."""
+        if self._bind().dialect.is_async:
+            _check_bind(self._handle)
+        else:
+            self.check()
 
     def deferred(self) -> Iterable[tuple[Any, Any]]:
         return ((item, group) for item, (group, _) in Buffer.of(self._handle).items())
@@ -200,8 +206,7 @@ class SqlAlchemyAsyncSession(SqlAlchemyAsync):
             yield session
 
     def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
-        session = self._handle.sync_session
-        Buffer.of(session).add(session, items, (group, build), _write, partial(_check_bind, session))
+        SqlAlchemySession(self._handle.sync_session).defer(items, group, build)
 
 
 def driver(handle: Any) -> Driver:

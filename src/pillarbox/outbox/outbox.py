@@ -201,6 +201,14 @@ class Outbox:
             )
         return driver
 
+    def follow(self, base: builtins.type) -> None:
+        """Write the events of SQLAlchemy's mapped aggregates with the session that they are in, plain or asynchronous.
+
+        base: the base class of the mapped classes, or one of them; see :class:`Aggregate`. Call it once, where the
+        outbox is made. If several outboxes follow one class, the last call decides.
+        """
+        import_module("pillarbox.aggregates.follow").follow(self, base)
+
     @contextmanager
     def capture(self, *, write: bool = True) -> Iterator[Sequence[Event]]:
         """For tests: collects the events that any thread adds to this outbox, in order, even if their transaction does

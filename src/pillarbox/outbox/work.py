@@ -15,7 +15,8 @@ class Late(Event):
     """An event whose last fields are known when it is written: the flush gives an aggregate its id and version."""
 
     complete: Callable[[Event], Event]
-    root: Any = None  # its aggregate on SQLAlchemy, and what the buffer calls with it before the flush
+    # On SQLAlchemy's sessions: the aggregate, and a function of session and aggregate that runs before the flush.
+    root: Any = None
     prepare: Callable[[Any, Any], bool] | None = None
     is_captured: bool = False
 
