@@ -5,6 +5,7 @@ from pillarbox.event import Event, Mode, Status
 from pillarbox.ids import stable_id
 from pillarbox.maintenance.check import Check
 from pillarbox.outbox import Outbox
+from pillarbox.projections import upsert
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.relay import Exponential, Fixed, Linear, OnDead, Relay, Stream
 
@@ -28,4 +29,5 @@ __all__ = [
     "Status",
     "Stream",
     "stable_id",
+    "upsert",
 ]

@@ -164,6 +164,9 @@ class PoolDriver(Driver):
     def in_transaction(self) -> bool:
         raise self._refuse()
 
+    def run(self, build: "Build[T]") -> Any:
+        raise self._refuse()
+
     def ask(self, statement: Any) -> Awaitable[Answer]:
         raise self._refuse()
 

@@ -65,8 +65,8 @@ class PyMongo(Driver):
                 self._database = str(self.client.get_default_database().name)
             except ConfigurationError:
                 raise ConfigError(
-                    "the outbox does not know its database; name it with Outbox(schema=...), or in the client's URL: "
-                    "mongodb://host/database"
+                    "this handle names no database; for an outbox name it with Outbox(schema=...), "
+                    "or else in the client's URL: mongodb://host/database"
                 ) from None
         return self._database
 
