@@ -17,9 +17,8 @@ from typing import Any
 
 from pymongo import MongoClient, ReturnDocument
 from pymongo.client_session import ClientSession
-from pymongo.collection import Collection
 
-from pillarbox import Check, Event, Handlers, Outbox, Reject, Relay, Stream, stable_id
+from pillarbox import Check, Event, Handlers, Outbox, Reject, Relay, Stream, stable_id, upsert
 from pillarbox.maintenance.reconcile import Reconcile
 
 CREATED = "PageRevisionCreated"
@@ -90,23 +89,24 @@ class Wiki:
         for page in missing:
             yield from self.events(page["_id"], page["head"])
 
-    # An event may come twice, and a queue stream has no order: so each handler is an upsert that may be repeated.
+    # An event may come twice, and a queue stream has no order: each handler is an upsert, and a later revision wins.
 
     def render(self, event: Event) -> None:
         page_id, revision_id, text = self.revision(event)
         if text.count("[[") != len(LINK.findall(text)):
             raise Reject(f"{page_id}:{revision_id} has a link without an end")  # a retry would not help
         body = LINK.sub(r'<a href="\1">\1</a>', MEDIA.sub(r'<img src="\1">', html.escape(text)))
-        self.snapshots.replace_one({"_id": f"{page_id}:{revision_id}"}, {"html": body}, upsert=True)
+        upsert(self.client, "snapshots", {"_id": f"{page_id}:{revision_id}"}, {"html": body})
 
     def index(self, event: Event) -> None:
         page_id, revision_id, text = self.revision(event)
-        newest_wins(self.words, page_id, revision_id, {"words": sorted(set(re.findall(r"\w+", text.lower())))})
+        found = {"words": sorted(set(re.findall(r"\w+", text.lower())))}
+        upsert(self.client, "words", {"_id": page_id}, found, revision_id, version_column="revision_id")
 
     def recount(self, event: Event) -> None:
         page_id, revision_id, text = self.revision(event)
         found = {"links": len(LINK.findall(text)), "media": len(MEDIA.findall(text))}
-        newest_wins(self.media, page_id, revision_id, found)
+        upsert(self.client, "media", {"_id": page_id}, found, revision_id, version_column="revision_id")
 
     def revision(self, event: Event) -> tuple[str, int, str]:
         of = json.loads(event.payload)
@@ -122,14 +122,6 @@ class Wiki:
             handlers.on(CREATED)(function)
             streams.append(Stream(name, to=handlers, mode="queue", concurrency=4, max_attempts=5, lease="60s"))
         return Relay(self.url, streams, checks=[Check("snapshots", self.heads_without_snapshot)])
-
-
-def newest_wins(collection: Collection[dict[str, Any]], page_id: str, revision_id: int, found: dict[str, Any]) -> None:
-    """Upsert the result of a revision in one statement, unless a later revision's result is there."""
-    document = {"_id": page_id, "revision_id": revision_id, **found}
-    is_newer = {"$lt": ["$revision_id", revision_id]}  # a missing field is less than every number
-    chosen = {"$cond": [is_newer, {"$literal": document}, "$$ROOT"]}
-    collection.update_one({"_id": page_id}, [{"$replaceWith": chosen}], upsert=True)
 
 
 def relay() -> Relay:

@@ -8,6 +8,7 @@ from pillarbox.ids import stable_id
 from pillarbox.inbox import Inbox
 from pillarbox.maintenance.check import Check
 from pillarbox.outbox import Outbox
+from pillarbox.projections import upsert
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.relay import Exponential, Fixed, Linear, OnDead, Relay, Stream
 
@@ -38,4 +39,5 @@ __all__ = [
     "check_saved",
     "current_tenant",
     "stable_id",
+    "upsert",
 ]

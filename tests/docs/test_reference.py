@@ -31,6 +31,7 @@ PUBLIC = (
     "pillarbox.maintenance.watch",
     "pillarbox.observe",
     "pillarbox.operations",
+    "pillarbox.projections",
     "pillarbox.publisher",
     "pillarbox.publishers.handlers",
     "pillarbox.publishers.kafka",

@@ -187,6 +187,9 @@ class PoolDriver(Driver):
     def in_transaction(self) -> bool:
         raise _no_transaction()
 
+    def run(self, build: "Build[T]") -> Any:
+        raise self._refuse()
+
     def ask(self, statement: Any) -> Awaitable[Answer]:
         raise _no_transaction()
 

@@ -36,6 +36,10 @@ class Dialect:
             return [f"${number}" for number in range(start, start + count)]
         return [self.mark] * count
 
+    def identifier(self, name: str) -> str:
+        """A plain name in quotes: any word of the language can be one, and its case counts."""
+        return f"`{name}`" if self.database == "mysql" else f'"{name}"'
+
     def quoted(self, column: str) -> str:
         """The column as it can stand in a statement: ``key`` is a word of MySQL."""
         return f"`{column}`" if self.database == "mysql" and column == "key" else column
