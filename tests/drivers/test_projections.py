@@ -445,5 +445,5 @@ class TestMongo:
     async def test_a_handle_needs_a_database(self, mongo: Mongo) -> None:
         client: AsyncMongoClient[Any]
         async with AsyncMongoClient(database_url(mongo.url, "")) as client:
-            with pytest.raises(ConfigError, match="names no database"):
+            with pytest.raises(ConfigError, match="does not know the database"):
                 await upsert(client, "cards", {"_id": 1}, {"a": 1})

@@ -188,7 +188,7 @@ class PoolDriver(Driver):
         raise _no_transaction()
 
     def run(self, build: "Build[T]") -> Any:
-        raise self._refuse()
+        raise _no_transaction()
 
     def ask(self, statement: Any) -> Awaitable[Answer]:
         raise _no_transaction()

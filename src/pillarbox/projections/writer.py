@@ -1,34 +1,16 @@
 """Writes the row of a projection: the function that applications use."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from pillarbox.drivers import Driver, driver_of
-from pillarbox.drivers.contract import Build
+from pillarbox.drivers import driver_of
+from pillarbox.drivers.awaiting import YesOrNo
 from pillarbox.event import Event
 from pillarbox.outbox.transaction import Transaction
 from pillarbox.projections import sql
 from pillarbox.projections.row import Row, Version
-
-
-class Upserted:
-    """Whether the row was written: true or false, with ``await`` on drivers that have to be awaited."""
-
-    def __init__(self, driver: Driver, build: Build[bool]) -> None:
-        # A coroutine that nobody awaits makes Python warn.
-        self._answer = driver.run(build)
-
-    def __bool__(self) -> bool:
-        if not isinstance(self._answer, bool):
-            raise TypeError("this driver has to be awaited: write `await upsert(...)`")
-        return self._answer
-
-    def __await__(self) -> Generator[Any, Any, bool]:
-        if not isinstance(self._answer, bool):
-            self._answer = yield from self._answer.__await__()
-        return bool(self)
 
 
 def upsert(
@@ -40,7 +22,7 @@ def upsert(
     *,
     version_column: str = "version",
     id_column: str = "event_id",
-) -> Upserted:
+) -> YesOrNo:
     """Insert a row, or change these values of the row with this key. Returns whether it was written.
 
     tx: a connection, cursor or session of the application; on MongoDB also a client, a database or a collection. The
@@ -58,4 +40,4 @@ def upsert(
     driver = driver_of(tx.connection if isinstance(tx, Transaction) else tx)
     steps = sql if driver.family == "sql" else import_module("pillarbox.projections.mongo")
     steps.check(row)
-    return Upserted(driver, partial(steps.upsert, row))
+    return YesOrNo(driver, partial(steps.upsert, row), "upsert")
