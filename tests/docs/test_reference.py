@@ -22,6 +22,7 @@ PUBLIC = (
     "pillarbox.durations",
     "pillarbox.envelopes",
     "pillarbox.errors",
+    "pillarbox.inbox",
     "pillarbox.maintenance.check",
     "pillarbox.maintenance.prune",
     "pillarbox.maintenance.reconcile",
@@ -110,6 +111,7 @@ def settings(kind: type) -> list[str]:
 
 
 SETTLED = (
+    "pillarbox.Inbox",
     "pillarbox.Outbox",
     "pillarbox.Relay",
     "pillarbox.Stream",
