@@ -23,6 +23,7 @@ PUBLIC = (
     "pillarbox.envelopes",
     "pillarbox.errors",
     "pillarbox.idempotency",
+    "pillarbox.inbox",
     "pillarbox.maintenance.check",
     "pillarbox.maintenance.prune",
     "pillarbox.maintenance.reconcile",
@@ -112,6 +113,7 @@ def settings(kind: type) -> list[str]:
 
 
 SETTLED = (
+    "pillarbox.Inbox",
     "pillarbox.Outbox",
     "pillarbox.Relay",
     "pillarbox.Stream",

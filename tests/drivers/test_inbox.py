@@ -6,16 +6,19 @@ from uuid import UUID, uuid4
 
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.errors import PyMongoError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from pillarbox import Event, Inbox, InvalidEvent, Outbox, stable_id
 from pillarbox.conformance.driver import AWKWARD
 from pillarbox.conformance.driver_setup import done
+from pillarbox.drivers import driver_of
 from pillarbox.errors import ConfigError, NotInTransaction, SchemaError
 from pillarbox.ids import uuid7
 from pillarbox.inbox import sql
-from servers import MongoStandalone
+from pillarbox.sql.dialects import ErrorKind
+from servers import Mongo, MongoStandalone
 from tests.drivers.applications import SqlAlchemyAsyncSession, SqlAlchemySession
 from tests.drivers.desk import Desk
 from tests.mongo_outbox import MongoOutbox
@@ -310,4 +313,24 @@ async def test_a_standalone_server_is_refused_where_it_is_awaited(mongo_standalo
     ):
         with pytest.raises(ConfigError, match="standalone"):
             await Inbox("mailer", prefix=made.prefix).record(session, event_of())
+    made.close()
+
+
+@pytest.mark.parametrize("verb", ["record", "record_all", "newer"])
+def test_what_another_transaction_wrote_since_the_snapshot_is_a_conflict(mongo: Mongo, verb: str) -> None:
+    made = MongoOutbox(mongo.url)
+    inbox, event = Inbox("mailer", prefix=made.prefix), event_of(1)
+    work: Any = [event] if verb == "record_all" else event
+    call = getattr(inbox, verb)
+    with made.client.start_session() as early, made.client.start_session() as late:
+        early.start_transaction()
+        assert inbox.record(early, uuid4())  # takes the snapshot
+        with late.start_transaction():
+            assert call(late, work)
+        with pytest.raises(PyMongoError) as caught:
+            call(early, work)
+        assert driver_of(early).classify(caught.value) is ErrorKind.CONFLICT
+        early.abort_transaction()
+        with early.start_transaction():
+            assert not call(early, work)
     made.close()

@@ -26,6 +26,7 @@ class DriverContract(DriverSetup):
         driver = self.driver(shop.app.handle)
         assert type(driver) in self.drivers, "handles of this kind get another driver"
         assert driver.is_buffered == shop.app.is_buffered
+        assert not driver.is_pool
         assert driver.is_awaited == shop.app.is_awaited or driver.is_buffered
 
     @pytest.mark.asyncio
@@ -166,6 +167,7 @@ class DriverContract(DriverSetup):
     async def test_a_block_on_a_pool(self, shop: Shop) -> None:
         pool = await shop.app.pool()
         try:
+            assert self.driver(pool).is_pool
             with pytest.raises(ConfigError):
                 self.driver(pool).check()
             async with asyncio.timeout(self.limit_seconds):
