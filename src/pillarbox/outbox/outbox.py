@@ -20,6 +20,7 @@ from pillarbox.names import Names
 from pillarbox.outbox import sql
 from pillarbox.outbox.awaiting import Added, AddedAll, Exists, PendingWrite
 from pillarbox.outbox.fields import EventFields, OnDuplicate, id_of, text_of, utc_of, with_trace
+from pillarbox.outbox.models import Models
 from pillarbox.outbox.transaction import Transaction
 from pillarbox.outbox.work import Late, Question, Write
 from pillarbox.payload import serialise
@@ -37,7 +38,9 @@ class Outbox:
     to the stream of its events, for tenants that need a stream of their own. lock_keys: transactions that write events
     of one key wait for each other, from ``add`` to their commit. For applications that can change the same aggregate in
     two transactions at once. transactions: False for MongoDB without transactions: events are written on their own,
-    after their data.
+    after their data. types: the model of each type of events; a payload that does not fit is refused. A model is a
+    Pydantic model, a msgspec Struct, a dataclass, a TypedDict, a function that raises ValueError or TypeError, or None
+    for any payload. strict: refuse types that are not in ``types``.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class Outbox:
         streams: Mapping[str, str] | None = None,
         lock_keys: bool = False,
         transactions: bool = True,
+        types: Mapping[str, Any] | None = None,
+        strict: bool = False,
     ) -> None:
         if payload_limit < 1:
             raise ConfigError(f"payload_limit is {payload_limit}; use a number of bytes above 0")
@@ -59,6 +64,9 @@ class Outbox:
         self._streams = dict(streams or {})
         self._lock_keys = lock_keys
         self._transactions = transactions
+        if strict and not types:
+            raise ConfigError("strict refuses every type that is not in types; pass types={...} too")
+        self._models = Models(types, is_strict=strict) if types else None
         self._captures: Sequence[_Capture] = ()
         prepare()
 
@@ -260,6 +268,8 @@ class Outbox:
                 f"the payload has {len(data):,} bytes, the limit is {self._payload_limit:,}; store it elsewhere and "
                 "send a reference, or raise payload_limit"
             )
+        if self._models is not None:
+            self._models.check(type, payload, data)
         if key is None:
             key = aggregate_id
         now = datetime.now(UTC)
