@@ -37,6 +37,7 @@ PUBLIC = (
     "pillarbox.publishers.memory",
     "pillarbox.publishers.stdout",
     "pillarbox.relay",
+    "pillarbox.sqlalchemy",
     "pillarbox.store",
     "pillarbox.stores.memory",
     "pillarbox.stores.mongo",
