@@ -5,7 +5,7 @@ from pillarbox.errors import InvalidEvent, Outage, PillarboxError, Reject, Stale
 from pillarbox.event import Event, Mode, Status
 from pillarbox.ids import stable_id
 from pillarbox.maintenance.check import Check
-from pillarbox.outbox import Outbox
+from pillarbox.outbox import EventSink, Outbox
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.relay import Exponential, Fixed, Linear, OnDead, Relay, Stream
 
@@ -15,6 +15,7 @@ __all__ = [
     "Aggregate",
     "Check",
     "Event",
+    "EventSink",
     "Exponential",
     "Fixed",
     "Handlers",

@@ -21,6 +21,7 @@ from pillarbox.outbox import sql
 from pillarbox.outbox.awaiting import Added, AddedAll, Exists, PendingWrite
 from pillarbox.outbox.fields import EventFields, OnDuplicate, id_of, text_of, utc_of, with_trace
 from pillarbox.outbox.models import Models
+from pillarbox.outbox.sink import BoundOutbox, EventSink
 from pillarbox.outbox.transaction import Transaction
 from pillarbox.outbox.work import Late, Question, Write
 from pillarbox.payload import serialise
@@ -134,6 +135,18 @@ class Outbox:
             tx = tx.connection
         driver = self._driver(tx)
         return Exists(driver, _build(driver, "exists", Question(id_of(id), stream, self._names)))
+
+    def sink(self, tx: Any) -> EventSink:
+        """This outbox with a session or connection, for services that should not know of it.
+
+        On drivers that have to be awaited use :meth:`transaction` or a unit of work.
+        """
+        driver = self._driver(tx)
+        if driver.is_awaited and not driver.is_buffered:
+            raise ConfigError(
+                "this handle has to be awaited; use `async with outbox.transaction(...) as tx:`, and pass tx"
+            )
+        return BoundOutbox(self, tx)
 
     @asynccontextmanager
     async def transaction(self, handle: Any) -> AsyncIterator[Transaction]:
