@@ -7,7 +7,7 @@ from pillarbox.idempotency import Idempotency
 from pillarbox.ids import stable_id
 from pillarbox.inbox import Inbox
 from pillarbox.maintenance.check import Check
-from pillarbox.outbox import Outbox
+from pillarbox.outbox import EventSink, Outbox
 from pillarbox.projections import upsert
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.relay import Exponential, Fixed, Linear, OnDead, Relay, Stream
@@ -18,6 +18,7 @@ __all__ = [
     "Aggregate",
     "Check",
     "Event",
+    "EventSink",
     "Exponential",
     "Fixed",
     "Handlers",

@@ -40,6 +40,7 @@ PUBLIC = (
     "pillarbox.publishers.memory",
     "pillarbox.publishers.stdout",
     "pillarbox.relay",
+    "pillarbox.sqlalchemy",
     "pillarbox.store",
     "pillarbox.stores.memory",
     "pillarbox.stores.mongo",

@@ -12,7 +12,16 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import OperationFailure
 
-from pillarbox import Aggregate, InvalidEvent, Outbox, StaleAggregate, UnitOfWork, check_saved, current_tenant
+from pillarbox import (
+    Aggregate,
+    EventSink,
+    InvalidEvent,
+    Outbox,
+    StaleAggregate,
+    UnitOfWork,
+    check_saved,
+    current_tenant,
+)
 from pillarbox.conformance.driver_setup import done
 from pillarbox.drivers import driver_of
 from pillarbox.drivers.contract import Statement
@@ -45,6 +54,9 @@ AWAITED: pytest.MarkDecorator = pytest.mark.drivers.with_args(
     lambda database, kind: (database, kind) in _KINDS and kind.is_awaited
 )
 SQLITE: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind is Sqlite3)
+SESSIONS_AND_RAW: pytest.MarkDecorator = pytest.mark.drivers.with_args(
+    lambda database, kind: database == "sqlite" and (database, kind) in _KINDS
+)
 MONGO: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda database, _: database == "mongo")
 AIOSQLITE: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind is AioSqlite)
 RAW_SQL: pytest.MarkDecorator = pytest.mark.drivers.with_args(
@@ -487,3 +499,31 @@ def test_check_saved_reads_the_answers_of_drivers(affected: int | str, is_saved:
     else:
         with pytest.raises(StaleAggregate):
             check_saved(affected, Order(7))
+
+
+class Checkout:
+    """A service that knows of no driver."""
+
+    def __init__(self, events: EventSink) -> None:
+        self.events = events
+
+    def buy(self, number: int) -> None:
+        assert self.events.add("order.bought", {}, key=number).type == "order.bought"
+
+
+@pytest.mark.asyncio
+@SESSIONS_AND_RAW
+async def test_a_service_takes_any_sink_of_events(shop: Shop) -> None:
+    handle = await shop.app.open()
+    if driver_of(handle).is_awaited and not shop.app.is_buffered:
+        with pytest.raises(ConfigError, match="has to be awaited; use `async with outbox"):
+            shop.outbox.sink(handle)
+        async with shop.outbox.transaction(handle) as tx:
+            Checkout(tx).buy(1)
+    else:
+        await shop.app.begin()
+        Checkout(shop.outbox.sink(handle)).buy(1)
+        await shop.app.commit()
+    async with unit(shop) as uow:
+        Checkout(uow).buy(2)
+    assert [event.key for event in await shop.events()] == ["1", "2"]

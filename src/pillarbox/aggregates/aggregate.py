@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # The tenant of the events of aggregates, if neither the event nor the unit of work names one.
 current_tenant: Final[ContextVar[str | None]] = ContextVar("pillarbox_tenant", default=None)
 # Names in an instance's __dict__, which __slots__, dataclasses and SQLAlchemy leave alone.
-SINK: Final = "_pillarbox_sink"
+RECORDER: Final = "_pillarbox_recorder"
 DRAFTS: Final = "_pillarbox_drafts"
 
 
@@ -28,7 +28,7 @@ class Draft(NamedTuple):
     fields: DraftFields
 
 
-class Sink(Protocol):
+class Recorder(Protocol):
     """Takes the drafts of aggregates: a unit of work for those that it tracks, a follower for mapped classes."""
 
     def record(self, aggregate: "Aggregate", draft: Draft) -> None: ...
@@ -50,15 +50,15 @@ class Aggregate:
         """Record an event; ``fields`` are those of :meth:`Outbox.event`. Its key is the aggregate's id by default."""
         type_of(self)
         draft = Draft(type, payload, fields)
-        sink: Sink | None = getattr(self, SINK, None)
-        if sink is None:
+        recorder: Recorder | None = getattr(self, RECORDER, None)
+        if recorder is None:
             keep(self, draft)
         else:
-            sink.record(self, draft)
+            recorder.record(self, draft)
 
 
 def keep(aggregate: Aggregate, draft: Draft) -> None:
-    """Let a draft wait in its aggregate, until there is a sink."""
+    """Let a draft wait in its aggregate, until there is a recorder."""
     vars(aggregate).setdefault(DRAFTS, []).append(draft)
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import JSON, Column, LargeBinary, Text, event, inspect, select
 from sqlalchemy.orm import InstanceState, Mapper, Session, object_session
 from sqlalchemy.orm.attributes import flag_modified
 
-from pillarbox.aggregates.aggregate import DRAFTS, SINK, Aggregate, Draft, completed, keep, late_event, stale, take
+from pillarbox.aggregates.aggregate import DRAFTS, RECORDER, Aggregate, Draft, completed, keep, late_event, stale, take
 from pillarbox.errors import ConfigError, InvalidEvent
 from pillarbox.event import Event
 from pillarbox.outbox import Outbox
@@ -25,11 +25,11 @@ def follow(outbox: Outbox, base: type) -> None:
     """Have this outbox take the events of the class and its subclasses; the last call decides."""
     if not isinstance(base, type):
         raise ConfigError(f"follow was given a {type(base).__name__}; pass the base class of your mapped classes")
-    setattr(base, SINK, Follower(outbox))
+    setattr(base, RECORDER, Follower(outbox))
 
 
 class Follower:
-    """The sink of mapped classes."""
+    """The recorder of mapped classes."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -46,9 +46,9 @@ class Follower:
 
 @event.listens_for(Session, "after_attach")
 def _after_attach(session: Session, instance: Any) -> None:
-    if DRAFTS in instance.__dict__ and isinstance(sink := getattr(instance, SINK, None), Follower):
+    if DRAFTS in instance.__dict__ and isinstance(recorder := getattr(instance, RECORDER, None), Follower):
         for draft in take(instance):
-            sink.record(instance, draft)
+            recorder.record(instance, draft)
 
 
 def _prepare(session: Session, aggregate: Aggregate) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from pillarbox.aggregates.aggregate import SINK, Aggregate, Draft, late_event, take, with_tenant
+from pillarbox.aggregates.aggregate import RECORDER, Aggregate, Draft, late_event, take, with_tenant
 from pillarbox.drivers import Driver, driver_of
 from pillarbox.drivers.contract import finish, settled
 from pillarbox.errors import ConfigError, NotInTransaction, StaleAggregate
@@ -73,20 +73,20 @@ class UnitOfWork:
         self._check_open()
         own, is_session = vars(aggregate), self._inner is not None and self._inner.is_buffered
         if is_session and hasattr(aggregate, "_sa_instance_state"):
-            if getattr(type(aggregate), SINK, None) is None:
+            if getattr(type(aggregate), RECORDER, None) is None:
                 raise ConfigError(
                     f"{type(aggregate).__name__} is mapped by SQLAlchemy, and its session writes its events; "
                     "call outbox.follow(Base) once, with the base of your mapped classes"
                 )
             return aggregate
-        if own.get(SINK) is self:
+        if own.get(RECORDER) is self:
             return aggregate
-        if SINK in own:
+        if RECORDER in own:
             raise ConfigError(
                 f"another unit of work tracks this {type(aggregate).__name__}; load it again in this one, "
                 "or end the other"
             )
-        own[SINK] = self
+        own[RECORDER] = self
         self._tracked.append(aggregate)
         for draft in take(aggregate):
             self.record(aggregate, draft)
@@ -220,6 +220,6 @@ class UnitOfWork:
                 yield
             finally:
                 for aggregate in self._tracked:
-                    vars(aggregate).pop(SINK, None)
+                    vars(aggregate).pop(RECORDER, None)
                 self._tracked.clear()
                 self._repositories.clear()

@@ -2,6 +2,7 @@
 
 from pillarbox.outbox.fields import EventFields, OnDuplicate
 from pillarbox.outbox.outbox import Outbox
+from pillarbox.outbox.sink import EventSink
 from pillarbox.outbox.transaction import Transaction
 
-__all__ = ["EventFields", "OnDuplicate", "Outbox", "Transaction"]
+__all__ = ["EventFields", "EventSink", "OnDuplicate", "Outbox", "Transaction"]

@@ -21,6 +21,8 @@ from pillarbox.names import Names
 from pillarbox.outbox import sql
 from pillarbox.outbox.awaiting import Added, AddedAll, PendingWrite
 from pillarbox.outbox.fields import EventFields, OnDuplicate, id_of, text_of, utc_of, with_trace
+from pillarbox.outbox.models import Models
+from pillarbox.outbox.sink import BoundOutbox, EventSink
 from pillarbox.outbox.transaction import Transaction
 from pillarbox.outbox.work import Late, Question, Write
 from pillarbox.payload import serialise
@@ -38,7 +40,9 @@ class Outbox:
     to the stream of its events, for tenants that need a stream of their own. lock_keys: transactions that write events
     of one key wait for each other, from ``add`` to their commit. For applications that can change the same aggregate in
     two transactions at once. transactions: False for MongoDB without transactions: events are written on their own,
-    after their data.
+    after their data. types: the model of each type of events; a payload that does not fit is refused. A model is a
+    Pydantic model, a msgspec Struct, a dataclass, a TypedDict, a function that raises ValueError or TypeError, or None
+    for any payload. strict: refuse types that are not in ``types``.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class Outbox:
         streams: Mapping[str, str] | None = None,
         lock_keys: bool = False,
         transactions: bool = True,
+        types: Mapping[str, Any] | None = None,
+        strict: bool = False,
     ) -> None:
         if payload_limit < 1:
             raise ConfigError(f"payload_limit is {payload_limit}; use a number of bytes above 0")
@@ -60,6 +66,9 @@ class Outbox:
         self._streams = dict(streams or {})
         self._lock_keys = lock_keys
         self._transactions = transactions
+        if strict and not types:
+            raise ConfigError("strict refuses every type that is not in types; pass types={...} too")
+        self._models = Models(types, is_strict=strict) if types else None
         self._captures: Sequence[_Capture] = ()
         prepare()
 
@@ -127,6 +136,18 @@ class Outbox:
             tx = tx.connection
         driver = self._driver(tx)
         return YesOrNo(driver, _build(driver, "exists", Question(id_of(id), stream, self._names)), "outbox.exists")
+
+    def sink(self, tx: Any) -> EventSink:
+        """This outbox with a session or connection, for services that should not know of it.
+
+        On drivers that have to be awaited use :meth:`transaction` or a unit of work.
+        """
+        driver = self._driver(tx)
+        if driver.is_awaited and not driver.is_buffered:
+            raise ConfigError(
+                "this handle has to be awaited; use `async with outbox.transaction(...) as tx:`, and pass tx"
+            )
+        return BoundOutbox(self, tx)
 
     @asynccontextmanager
     async def transaction(self, handle: Any) -> AsyncIterator[Transaction]:
@@ -261,6 +282,8 @@ class Outbox:
                 f"the payload has {len(data):,} bytes, the limit is {self._payload_limit:,}; store it elsewhere and "
                 "send a reference, or raise payload_limit"
             )
+        if self._models is not None:
+            self._models.check(type, payload, data)
         if key is None:
             key = aggregate_id
         now = datetime.now(UTC)
