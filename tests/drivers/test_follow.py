@@ -455,6 +455,16 @@ def test_captured_events_are_complete_and_captured_once(world: World) -> None:
 
 
 @ON_SQLITE
+def test_the_tenant_of_a_unit_of_work(world: World) -> None:
+    with OUTBOX.capture() as events, UnitOfWork(OUTBOX, sessionmaker(world.engine), tenant="acme") as uow:
+        order = Order()
+        uow.tx.add(order)
+        order.pay()
+    assert current_tenant.get() is None
+    assert [each.tenant for each in events] == ["acme"]
+
+
+@ON_SQLITE
 def test_the_tenant_of_the_context(world: World) -> None:
     token = current_tenant.set("acme")
     try:

@@ -7,7 +7,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from pillarbox.aggregates.aggregate import RECORDER, Aggregate, Draft, late_event, take, with_tenant
+from pillarbox.aggregates.aggregate import (
+    RECORDER,
+    Aggregate,
+    Draft,
+    current_tenant,
+    late_event,
+    take,
+    with_tenant,
+)
 from pillarbox.drivers import Driver, driver_of
 from pillarbox.drivers.contract import finish, settled
 from pillarbox.errors import ConfigError, NotInTransaction, StaleAggregate
@@ -53,6 +61,7 @@ class UnitOfWork:
         self._target: Any = None  # takes the events
         self._inner: Driver | None = None  # of the transaction
         self._must_roll_back = False
+        self._tenant_before: str | None = None
 
     @property
     def tx(self) -> Any:
@@ -203,11 +212,17 @@ class UnitOfWork:
         block = self._begun()
         await block.__aenter__()
         self._block = block
+        if self._tenant:
+            # For mapped aggregates too, whose sessions know no unit of work.
+            self._tenant_before = current_tenant.get()
+            current_tenant.set(self._tenant)
 
     async def _exit(self, error: BaseException | None) -> None:
         block, self._block = self._block, None
         if block is None:
             return  # commit or rollback was called
+        if self._tenant:
+            current_tenant.set(self._tenant_before)
         if error is None and self._must_roll_back:
             error = _RolledBack()
         await block.__aexit__(None if error is None else type(error), error, None)
