@@ -5,7 +5,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import pymongo
-from pymongo import ReturnDocument
+from pymongo import ReturnDocument, UpdateOne
 from pymongo.errors import PyMongoError
 
 from pillarbox.mongo.documents import Document
@@ -110,6 +110,14 @@ class Leases:
 
     async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
         change = [{"$set": {"lease_until": later(seconds)}}]
+        if not grants:
+            return []
+        # One command, and not one updateMany: only updates of single documents are repeated after a lost connection.
+        async with self._db.session() as session:
+            each = [UpdateOne(fence(grant), change) for grant in grants]
+            done = await self._db.collection("lease").bulk_write(each, session=session)
+        if done.matched_count == len(grants):
+            return grants
         held = [grant for grant in grants if await self._change(grant, change)]
         self._sessions.drop(set(grants) - set(held))
         return held
