@@ -99,13 +99,22 @@ class Leases:
 
     async def served(self, grants: Sequence[Grant], session: Session) -> Sequence[Grant]:
         """As ``owned``; none while the stream is paused."""
+        leases, stopped = self.asked(grants)
+        ask = [*leases["$unionWith"]["pipeline"], stopped]
+        found = await (await self._db.collection("lease").aggregate(ask, session=session)).to_list()
+        return self.answered(grants, found)
+
+    def asked(self, grants: Sequence[Grant]) -> Sequence[Document]:
+        """The stages that add the answer to another question."""
+        leases = [{"$match": _leases_of(grants)}, {"$project": _OWNED}]
         stopped = [{"$match": {"_id": grants[0].stream, "paused": True}}, {"$project": {"_id": 0, "paused": 1}}]
-        ask: list[Document] = [
-            {"$match": _leases_of(grants)},
-            {"$project": _OWNED},
+        return [
+            {"$unionWith": {"coll": self._db.names["lease"], "pipeline": leases}},
             {"$unionWith": {"coll": self._db.names["stream"], "pipeline": stopped}},
         ]
-        found = await (await self._db.collection("lease").aggregate(ask, session=session)).to_list()
+
+    def answered(self, grants: Sequence[Grant], found: Sequence[Document]) -> Sequence[Grant]:
+        """The grants that ``served`` returns, from the documents of ``asked``."""
         return [] if any("paused" in row for row in found) else _valid(grants, found)
 
     async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from pillarbox.errors import PillarboxError
@@ -14,6 +15,10 @@ log = logging.getLogger("pillarbox.stores.mongo")
 _RETRY_SECONDS = 2.0
 # How long the server waits for an event before it answers that there is none. An event ends the wait.
 _AWAIT_SECONDS = 5.0
+# After an answer the next question waits, so that frequent events share an answer: one wake-up is enough for all of
+# them. A change that took less time was in the last answer.
+_BETWEEN_SECONDS = 0.004
+_AT_HAND_SECONDS = 0.0002
 _INSERTS = [{"$match": {"operationType": "insert"}}, {"$project": {"stream": "$fullDocument.stream"}}]
 
 
@@ -80,8 +85,12 @@ class Watcher:
                 # Events may have come before it was open: a poll finds them.
                 for stream in {stream for stream, _ in self._sleepers}:
                     self._wake(stream)
+                asked = time.monotonic()
                 async for change in changes:
                     self._wake(change["stream"])
+                    if time.monotonic() - asked > _AT_HAND_SECONDS:
+                        await asyncio.sleep(_BETWEEN_SECONDS)
+                    asked = time.monotonic()
 
     def _wake(self, stream: str) -> None:
         for on_wake in self._on_wake:
