@@ -1,9 +1,11 @@
 """Threads for blocking calls that may never return."""
 
+import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -48,6 +50,25 @@ class Thread:
             call()
             # A thread that waits for its next call must not keep the event of the last one alive.
             del call
+
+
+async def finished(call: Future[T], on_cancel: Callable[[], None] | None = None) -> T:
+    """The result of a call in a thread. A caller that is cancelled leaves only when the call has ended, because a call
+    that has begun cannot be stopped; ``on_cancel`` may ask it to end soon.
+
+    Without a shield, which takes one more round of the event loop for each call."""
+    try:
+        return await asyncio.wrap_future(call)
+    except asyncio.CancelledError:
+        if on_cancel is not None:
+            on_cancel()
+        ending = asyncio.wrap_future(call)
+        while not ending.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([ending])
+        if not ending.cancelled():
+            ending.exception()  # nobody else asks for it
+        raise
 
 
 class Threads:

@@ -643,9 +643,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "renews in words": Mutant(["test_renewing_answers_what_is_still_held"], RenewsInWordsOnly),
     "renews nothing": bug(
         "test_renewing_keeps_a_lease_from_running_out",
-        renew=["lease_until = .* WHERE", "lease_until = lease_until WHERE"],
+        renew_all=["lease_until = .* WHERE", "lease_until = lease_until WHERE"],
     ),
     "renews without token": bug("test_a_stale_renewal_prolongs_nothing", renew=[FENCE, ""]),
+    "renews all without tokens": bug("test_a_stale_renewal_prolongs_nothing", renew_all=[JOINT_FENCE, ""]),
     "gives without token": bug("test_a_stale_owner_gives_nothing_back", give=[FENCE, ""]),
     "loses the suspect": bug("test_the_next_owner_learns_of_the_suspect", taken=["suspect", "NULL"]),
     "keeps the suspect": bug("test_a_clean_end_clears_the_suspect", give=[", suspect = NULL", ""]),

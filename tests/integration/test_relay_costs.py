@@ -4,7 +4,7 @@ import asyncio
 import gc
 import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from pillarbox.store import Grant, Settlement, Store
 from pillarbox.stores.sqlite.database import SqliteDatabase
 from servers import Server
 from tests.integration.relays import (
+    SHARDS,
     STREAM,
     Outbox,
     SqlOutbox,
@@ -93,10 +94,14 @@ async def turn(store: Store, grant: Grant, count: int) -> None:
     await settle(store, Settlement(grant, published=events))
 
 
-async def one_grant(store: Store) -> Grant:
+async def all_grants(store: Store) -> Sequence[Grant]:
     await store.announce(STREAM, Mode.ORDERED, "memory")
     await store.join(STREAM, "ann", 600)
-    return next(grant for grant in await store.take(STREAM, "ann", 4, 600) if grant.shard == 0)
+    return await store.take(STREAM, "ann", SHARDS, 600)
+
+
+async def one_grant(store: Store) -> Grant:
+    return next(grant for grant in await all_grants(store) if grant.shard == 0)
 
 
 async def cheapest(store: Store, wire: Wire, grant: Grant, count: int) -> Cost:
@@ -152,6 +157,33 @@ async def test_a_turn_on_sqlite_has_few_statements_however_long_it_is(sqlite: Sq
         counts.append(len(statements))
     await store.close()
     assert max(counts) <= 6
+
+
+@pytest.mark.parametrize("database", OUTBOXES)
+async def test_all_leases_are_renewed_in_one_round_trip(request: pytest.FixtureRequest, database: str) -> None:
+    server: Server = request.getfixturevalue(database)
+    wire = Wire(server.port)
+    async with wire.listening() as port:
+        store = OUTBOXES[database](re.sub(r":\d+/", f":{port}/", server.url))()
+        await store.migrate()
+        await store.open()
+        grants = await all_grants(store)
+        found = [await wire.cost_of(lambda: store.renew(grants, 600)) for _ in range(TURNS)]
+        await store.close()
+    assert min(found).trips == 1
+
+
+async def test_all_leases_on_sqlite_are_renewed_by_one_statement(sqlite: SqlOutbox) -> None:
+    store = sqlite()
+    await store.migrate()
+    await store.open()
+    grants = await all_grants(store)
+    assert isinstance(store.database, SqliteDatabase)
+    statements: list[str] = []
+    await store.database.trace(statements.append)
+    assert list(await store.renew(grants, 600)) == list(grants)
+    await store.close()
+    assert len(statements) == 1
 
 
 MOST_OBJECTS = {"sqlite": 6.5, "postgresql": 10.0, "mysql": 6.5, "mongodb": 13.0}

@@ -78,6 +78,18 @@ class TestPace:
         pace.wake(10.1)
         assert (pace.look_at, pace.woken) == (10.1, True)
 
+    def test_who_is_told_soon_after_a_look_waits_so_that_events_share_a_turn(self) -> None:
+        pace = Pace(0.1, 2.0, told=True)
+        pace.looked(10.0, 0.001, 1)
+        pace.wake(10.001)
+        assert 10.001 < pace.look_at < 10.01
+        pace.begin_look()
+        pace.looked(10.1, 0.001, 1, more=True)
+        assert 10.1 < pace.look_at < 10.11, "the store told of events during the look"
+        pace.begin_look()
+        pace.wake(10.2)
+        assert pace.look_at == 10.2
+
     def test_what_happens_during_an_ask_leads_to_the_next_one(self) -> None:
         pace = Pace(0.1, 2.0, told=True)
         pace.begin_poll()

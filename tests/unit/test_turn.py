@@ -40,6 +40,7 @@ class Shards:
         self.held: dict[int, set[str]] = {}
         self.lost: set[int] = set()
         self.settled: list[Sequence[Settlement]] = []
+        self.settles: asyncio.Queue[Sequence[Settlement]] = asyncio.Queue()
         self.calls: list[str] = []
         self.away = 0
         self.was_away = asyncio.Event()
@@ -65,6 +66,7 @@ class Shards:
             self.was_away.set()
             raise StoreDown("away")
         self.settled.append(settlements)
+        self.settles.put_nowait(settlements)
         mine = [each for each in settlements if each.grant.shard not in self.lost]
         return {each.grant.shard: set(each.hold_keys) for each in mine}
 
@@ -178,9 +180,47 @@ async def test_shards_that_rest_share_a_turn_although_their_last_one_was_full() 
     worker = OrderedWorker(turn.job, turn.destination)
     worker.ownership.shards = {1: shard(1), 2: shard(2)}
     worker.ownership.shards[1].full = True
+    worker.pace.wake(0.0)
     assert worker.look()
     await asyncio.wait(worker._running)
     assert turn.store.calls == ["read [1, 2] 10"]
+
+
+async def settles(turn: Turn, times: int) -> None:
+    async with asyncio.timeout(20):
+        for _ in range(times):
+            await turn.store.settles.get()
+
+
+async def test_a_worker_looks_again_without_its_loop() -> None:
+    """Where nobody tells, every look leads to the next one. The loop would cost as much as a look in vain."""
+    turn = Turn(shard_1=[make_event()])
+    worker = OrderedWorker(turn.job, turn.destination)
+    worker.ownership.shards = {1: shard(1)}
+    worker.pace.poll_at = LATER
+    worker.pace.wake(0.0)
+    assert worker.look()
+    await settles(turn, 3)
+    assert not worker.changed.is_set()
+    worker.stop()
+    await asyncio.gather(*worker._running)
+
+
+async def test_an_event_of_which_the_store_tells_during_a_turn_is_looked_for_after_it() -> None:
+    turn = Turn(shard_1=[make_event()])
+    worker = OrderedWorker(turn.job, turn.destination)
+    worker.ownership.shards = {1: shard(1)}
+    worker.pace.poll_at, worker.pace.told = LATER, True
+    worker.pace.wake(0.0)
+    assert worker.look()
+    worker.pace.wake(time.monotonic())
+    assert worker.look()
+    assert len(worker._running) == 1
+    await settles(turn, 2)
+    assert not worker.changed.is_set()
+    assert len(turn.store.settled) == 2
+    await asyncio.gather(*worker._running)
+    assert worker.pace.look_at == LATER, "nobody has told of more"
 
 
 async def test_a_shard_past_its_time_publishes_nothing_and_the_others_do() -> None:

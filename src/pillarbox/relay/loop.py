@@ -47,7 +47,7 @@ class Worker(Protocol):
         ...
 
     def look(self) -> bool:
-        """Start work on new events without a poll. False: it takes a poll."""
+        """Start work on new events without a poll, now or when the pace allows it. False: it takes a poll."""
         ...
 
     @property
@@ -90,11 +90,15 @@ class Loop:
         self._idle = asyncio.Event()  # set while the last poll found nothing to do
         self._polls = self._quiet_poll = 0
         self._joined = self._dozing = False
+        self._at_rest = False  # it waits for its next poll, and the worker may look without it
 
     def wake(self) -> None:
-        """Look at once: events may have arrived."""
-        self._pace.wake(time.monotonic())
-        self._worker.changed.set()
+        """Look as soon as a look may be: events may have arrived."""
+        now = time.monotonic()
+        self._pace.wake(now)
+        # Without this loop if it only waits: for a single event it would cost as much as the look.
+        if not self._at_rest or self._pace.must_wake(now) or not self._worker.look():
+            self._worker.changed.set()
 
     def stop(self, deadline: Deadline | None = None) -> None:
         self._stopped = True
@@ -209,7 +213,11 @@ class Loop:
         if is_due:
             await self._poll()
         await self._doze_or_wake()
-        await self._wait(pace.next_at - time.monotonic())
+        self._at_rest = True
+        try:
+            await self._wait(pace.next_at - time.monotonic())
+        finally:
+            self._at_rest = False
 
     async def _poll(self) -> None:
         self._polls += 1

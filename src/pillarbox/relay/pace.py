@@ -14,6 +14,8 @@ _IN_VAIN: Final = 20
 _IN_VAIN_SECONDS: Final = 0.007
 _WITH_EVENTS: Final = 5
 _WITH_EVENTS_SECONDS: Final = 0.001
+# Who is told of an event looks at once, but not so soon after its last look: then frequent events share a turn.
+_BETWEEN_SECONDS: Final = 0.004
 # A poll asks for more than a look, and what it alone finds is less urgent: how often in the longest wait at rest.
 _POLL_SHARE: Final = 100
 _POLLS: Final = 4
@@ -58,6 +60,7 @@ class Pace:
     poll_at: float = 0.0
     look_at: float = math.inf
     _worked_at: float = -math.inf
+    _look_from: float = -math.inf
     _interval: float = 0.0
     _untold: int = 0
     _events: Rate = field(default_factory=Rate)
@@ -85,11 +88,14 @@ class Pace:
         self.poll_at = min(self.poll_at, now + max(pause, _drifting(self._interval)))
         self._look_again(now, seconds, found=found, pause=pause)
 
-    def looked(self, now: float, seconds: float, events: int) -> None:
-        """Note a look that took so many seconds and found so many events."""
+    def looked(self, now: float, seconds: float, events: int, *, more: bool = False) -> None:
+        """Note a look that took so many seconds and found so many events. more: the store has told of others since."""
         if events:
             self._worked_at = now
             self._events.add(now, events)
+        self._look_from = now + _BETWEEN_SECONDS
+        if more:
+            self.look_at = min(self.look_at, self._look_from)
         self._look_again(now, seconds, found=events > 0)
 
     def _look_again(self, now: float, seconds: float, *, found: bool, pause: float = 0.0) -> None:
@@ -103,10 +109,10 @@ class Pace:
         return now - self._worked_at < REST_AFTER_SECONDS
 
     def wake(self, now: float) -> None:
-        """Look at once: the store tells of new events."""
+        """Look as soon as a look may be: the store tells of new events."""
         self._untold = 0
         self._wakes.add(now, 1)
-        self.look_at, self.woken = now, True
+        self.look_at, self.woken = max(now, self._look_from), True
 
     def hurry(self) -> None:
         """Poll at once."""

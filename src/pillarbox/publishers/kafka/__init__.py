@@ -15,7 +15,7 @@ from pillarbox.event import Event
 from pillarbox.publisher import UNTRIED, Needs, Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.publishers.kafka.settings import OPTIONS, check_properties, parse_url
 from pillarbox.tasks import PerLoop
-from pillarbox.threads import Thread
+from pillarbox.threads import Thread, finished
 
 try:
     from pillarbox.publishers.kafka.client import Client, Link
@@ -194,7 +194,7 @@ class KafkaPublisher(Publisher):
                 pair = sender, thread = await self._free.get()
                 self._senders.remove(pair)
                 # Ending a producer joins its threads, so it happens in the sender's thread.
-                await asyncio.wrap_future(thread.submit(sender.close))
+                await finished(thread.submit(sender.close))
                 thread.stop()
             if self._topics is not None:
                 self._topics.close()
@@ -231,18 +231,10 @@ class KafkaPublisher(Publisher):
         return senders, topics
 
     async def _deliver(self, sender: Sender, thread: Thread, events: Sequence[Event]) -> list[Outcome]:
-        future = asyncio.wrap_future(thread.submit(partial(sender.deliver, events)))
         try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
             # The sender is free only when its thread is done, even if this call is cancelled.
-            sender.stop.set()
-            while not future.done():
-                try:
-                    await asyncio.wait([future])
-                except asyncio.CancelledError:
-                    continue
+            return await finished(thread.submit(partial(sender.deliver, events)), sender.stop.set)
+        except asyncio.CancelledError:
             if self._is_open:
                 sender.stop.clear()
-            future.exception()
             raise

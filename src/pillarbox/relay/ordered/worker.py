@@ -1,6 +1,7 @@
 """The worker of an ordered stream: it polls its shards and runs turns in its slots."""
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ class OrderedWorker:
         self._turns = TurnRunner(job, destination, self._calm)
         self._waiting: deque[Shard] = deque()
         self._running: dict[asyncio.Task[None], Turn] = {}
+        self._timer: asyncio.TimerHandle | None = None  # of the next look
         self._look_after: set[Shard] = set()  # shards in a turn that began before the store told of new events
         self._resting: dict[int, Shard] = {}
         self._left_behind: set[Shard] = set()
@@ -81,9 +83,24 @@ class OrderedWorker:
             self._look_after.update(self._in_turn())
         if self._failure is not None or not self._may_look():
             return False
-        self.pace.begin_look()
-        self._look_at_all()
+        wait = self.pace.look_at - time.monotonic()
+        if wait > 0:
+            self._look_after_seconds(wait)
+        else:
+            self.pace.begin_look()
+            self._look_at_all()
         return True
+
+    def _look_after_seconds(self, wait: float) -> None:
+        """Look when it is time. The loop need not run for that: between two polls it has nothing to decide."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(wait, self._look_in_time)
+
+    def _look_in_time(self) -> None:
+        # A poll that began meanwhile looks too.
+        if self.pace.look_at < math.inf and not self.look():
+            self.changed.set()
 
     def _may_look(self) -> bool:
         """Whether one turn can ask for the events of all shards that rest."""
@@ -115,6 +132,8 @@ class OrderedWorker:
 
     def stop(self) -> None:
         self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def finish(self, deadline: Deadline) -> None:
         self._waiting.clear()
@@ -164,7 +183,7 @@ class OrderedWorker:
 
     def _turn_ended(self, task: asyncio.Task[None]) -> None:
         turn = self._running.pop(task)
-        expected_at = self.pace.next_at
+        poll_at, look_at = self.pace.poll_at, self.pace.look_at
         self._destination.breaker.inconclusive()
         for shard in turn.shards:
             if shard.lost:
@@ -174,15 +193,13 @@ class OrderedWorker:
         self._look_after -= told
         if error is None and not task.cancelled():
             self._waiting += [shard for shard in turn.more if self._may_begin(shard)]
-            self.pace.looked(time.monotonic(), turn.read_seconds, turn.events)
+            self.pace.looked(time.monotonic(), turn.read_seconds, turn.events, more=bool(told))
         elif not isinstance(error, StoreDown | Stopping | None):
             self._failure = error
         self._fill_slots()
-        if told and self._may_look():
-            self._look_at_all()
-        elif told or error is not None or self._must_poll(turn):
+        if error is not None or self._must_poll(turn) or (told and not self._may_look()):
             self.pace.hurry()
-        if self.pace.next_at < expected_at:
+        if self.pace.poll_at < poll_at or (self.pace.look_at < look_at and not self.look()):
             self.changed.set()
 
     def _must_poll(self, turn: Turn) -> bool:

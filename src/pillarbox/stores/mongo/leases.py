@@ -5,7 +5,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import pymongo
-from pymongo import ReturnDocument
+from pymongo import ReturnDocument, UpdateOne
 from pymongo.errors import PyMongoError
 
 from pillarbox.mongo.documents import Document
@@ -99,17 +99,34 @@ class Leases:
 
     async def served(self, grants: Sequence[Grant], session: Session) -> Sequence[Grant]:
         """As ``owned``; none while the stream is paused."""
+        leases, stopped = self.asked(grants)
+        ask = [*leases["$unionWith"]["pipeline"], stopped]
+        found = await (await self._db.collection("lease").aggregate(ask, session=session)).to_list()
+        return self.answered(grants, found)
+
+    def asked(self, grants: Sequence[Grant]) -> Sequence[Document]:
+        """The stages that add the answer to another question."""
+        leases = [{"$match": _leases_of(grants)}, {"$project": _OWNED}]
         stopped = [{"$match": {"_id": grants[0].stream, "paused": True}}, {"$project": {"_id": 0, "paused": 1}}]
-        ask: list[Document] = [
-            {"$match": _leases_of(grants)},
-            {"$project": _OWNED},
+        return [
+            {"$unionWith": {"coll": self._db.names["lease"], "pipeline": leases}},
             {"$unionWith": {"coll": self._db.names["stream"], "pipeline": stopped}},
         ]
-        found = await (await self._db.collection("lease").aggregate(ask, session=session)).to_list()
+
+    def answered(self, grants: Sequence[Grant], found: Sequence[Document]) -> Sequence[Grant]:
+        """The grants that ``served`` returns, from the documents of ``asked``."""
         return [] if any("paused" in row for row in found) else _valid(grants, found)
 
     async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
         change = [{"$set": {"lease_until": later(seconds)}}]
+        if not grants:
+            return []
+        # One command, and not one updateMany: only updates of single documents are repeated after a lost connection.
+        async with self._db.session() as session:
+            each = [UpdateOne(fence(grant), change) for grant in grants]
+            done = await self._db.collection("lease").bulk_write(each, session=session)
+        if done.matched_count == len(grants):
+            return grants
         held = [grant for grant in grants if await self._change(grant, change)]
         self._sessions.drop(set(grants) - set(held))
         return held

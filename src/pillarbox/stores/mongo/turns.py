@@ -5,6 +5,8 @@ from contextlib import suppress
 from typing import Final
 
 from pymongo import UpdateOne
+from pymongo.asynchronous.command_cursor import AsyncCommandCursor
+from pymongo.asynchronous.cursor import AsyncCursor
 
 from pillarbox.batch import Part
 from pillarbox.errors import LeaseLost
@@ -24,6 +26,7 @@ _USUAL_BYTES: Final = 1000.0
 # The states from which a settle moves an event. A settle that is run again finds others and changes nothing.
 _UNSETTLED: Final[Document] = {"status": {"$in": ["pending", "failed", "held"]}}
 _IN_ORDER: Final = [("shard", 1), ("seq", 1)]
+_ANSWERS: Final = 100  # leases that fit into a page beside the events; there are usually 16
 
 
 class MongoTurns:
@@ -56,17 +59,19 @@ class MongoTurns:
     async def read(self, grants: Sequence[Grant], limit: int, max_bytes: int) -> Sequence[Part]:
         if limit <= 0 or not grants:
             return []
-        stream = grants[0].stream
-        pending = {"stream": stream, "shard": {"$in": [grant.shard for grant in grants]}, "status": "pending"}
+        pending = {"stream": grants[0].stream, "shard": {"$in": [grant.shard for grant in grants]}, "status": "pending"}
         async with self._db.session() as session:
-            documents = await self._documents(pending, "ready", limit, max_bytes, session)
+            # Shards that share a turn have few events, and a command costs more than these: one asks for all.
+            also = self._leases.asked(grants) if len(grants) > 1 else ()
+            documents, answers = await self._documents(pending, "ready", limit, max_bytes, session, also)
             if not documents:
                 return []
             shards: dict[int, list[Document]] = {}
             for document in documents:
                 shards.setdefault(document["shard"], []).append(document)
-            # After the events: a lease that is valid now was valid while they were read.
-            owned = await self._leases.served([grant for grant in grants if grant.shard in shards], session)
+            found = [grant for grant in grants if grant.shard in shards]
+            # With or after the events: a lease that is valid then was valid while they were read.
+            owned = self._leases.answered(found, answers) if answers else await self._leases.served(found, session)
         parts = []
         for grant in owned:
             events, reason = readable(shards[grant.shard], Status.PENDING)
@@ -83,35 +88,46 @@ class MongoTurns:
             if due is None:
                 return None
             waiting = {**_shard(grant), "key": due["key"], **WAITS_FOR_KEY}
-            documents = await self._documents(waiting, "held", limit, max_bytes, session)
+            documents, _ = await self._documents(waiting, "held", limit, max_bytes, session)
             if not await self._leases.owned([grant], session):
                 return None
         events, reason = readable(documents, None)
         return KeyRun(due["key"], HoldMode(due["mode"]), events, due.get("dead_head"), unreadable=reason)
 
     async def _documents(
-        self, where: Document, index: str, limit: int, max_bytes: int, session: Session
-    ) -> list[Document]:
-        """Events in order of shard and seq, with up to ``max_bytes`` of payload; at least one, of any size."""
+        self, where: Document, index: str, limit: int, max_bytes: int, session: Session, also: Sequence[Document] = ()
+    ) -> tuple[list[Document], list[Document]]:
+        """Events in order of shard and seq, with up to ``max_bytes`` of payload; at least one, of any size.
+
+        also: the stages of a second question. Its answers have no ``_id``; there are none if the events were cut."""
         # A page can have 16 MB: ask only for as much as is likely to be used.
         likely = max(1, min(limit, int(1.25 * max_bytes / self._event_bytes)))
-        cursor = self._db.snapshot("event").find(
-            where, sort=_IN_ORDER, limit=limit, batch_size=likely, hint=index, session=session
-        )
+        events = self._db.snapshot("event")
+        cursor: AsyncCursor[Document] | AsyncCommandCursor[Document]
+        if also:
+            likely += _ANSWERS
+            ask: list[Document] = [{"$match": where}, {"$sort": dict(_IN_ORDER)}, {"$limit": limit}, *also]
+            cursor = await events.aggregate(ask, batchSize=likely, hint=index, session=session)
+        else:
+            cursor = events.find(where, sort=_IN_ORDER, limit=limit, batch_size=likely, hint=index, session=session)
         found: list[Document] = []
+        answers: list[Document] = []
         total = 0
         async with cursor:
             while page := await cursor.to_list(likely):
                 for document in page:
+                    if "_id" not in document:
+                        answers.append(document)
+                        continue
                     payload = document.get("payload")
                     total += len(payload) if isinstance(payload, bytes) else 0
                     if found and total > max_bytes:
-                        return found
+                        return found, []
                     found.append(document)
-                self._event_bytes = max(_USUAL_BYTES, total / len(found))
+                self._event_bytes = max(_USUAL_BYTES, total / max(1, len(found)))
                 if len(page) < likely:
                     break
-        return found
+        return found, answers
 
     async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
         marks = [settlement for settlement in settlements if only_marks(settlement)]

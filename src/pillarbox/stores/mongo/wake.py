@@ -2,15 +2,23 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from pillarbox.errors import PillarboxError
+from pillarbox.stores.mongo.clients import Client
 from pillarbox.stores.mongo.database import MongoDatabase
 from pillarbox.tasks import ended
 
 log = logging.getLogger("pillarbox.stores.mongo")
 
 _RETRY_SECONDS = 2.0
+# How long the server waits for an event before it answers that there is none. An event ends the wait.
+_AWAIT_SECONDS = 5.0
+# After an answer the next question waits, so that frequent events share an answer: one wake-up is enough for all of
+# them. A change that took less time was in the last answer.
+_BETWEEN_SECONDS = 0.004
+_AT_HAND_SECONDS = 0.0002
 _INSERTS = [{"$match": {"operationType": "insert"}}, {"$project": {"stream": "$fullDocument.stream"}}]
 
 
@@ -71,14 +79,25 @@ class Watcher:
 
     async def _watch_once(self, opened: asyncio.Event) -> None:
         with self._db.errors():
-            async with await self._db.collection("event").watch(_INSERTS) as changes:
+            events = self._db.collection("event")
+            async with await events.watch(_INSERTS, max_await_time_ms=_await_ms(self._db.opened.client)) as changes:
                 opened.set()
                 # Events may have come before it was open: a poll finds them.
                 for stream in {stream for stream, _ in self._sleepers}:
                     self._wake(stream)
+                asked = time.monotonic()
                 async for change in changes:
                     self._wake(change["stream"])
+                    if time.monotonic() - asked > _AT_HAND_SECONDS:
+                        await asyncio.sleep(_BETWEEN_SECONDS)
+                    asked = time.monotonic()
 
     def _wake(self, stream: str) -> None:
         for on_wake in self._on_wake:
             on_wake(stream)
+
+
+def _await_ms(client: Client) -> int:
+    """A client of the application may give up earlier: an answer in half of its time limit comes before that."""
+    limits = (client.options.timeout, client.options.pool_options.socket_timeout)
+    return int(1000 * min([_AWAIT_SECONDS, *(limit / 2 for limit in limits if limit)]))

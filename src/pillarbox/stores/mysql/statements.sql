@@ -81,6 +81,12 @@ WHERE stream = :stream AND shard IN :shards
 -- taken: The leases as they are now.
 SELECT shard, token, crashes, suspect, alone FROM {lease} WHERE stream = :stream AND shard IN :shards
 
+-- renew_all: Extend all leases of a worker. Rows that a settle holds at this moment are passed over, so nothing can
+-- deadlock and no settle waits. DISTINCT keeps the inner SELECT by itself: merged into the UPDATE it would wait.
+UPDATE (SELECT DISTINCT shard FROM {lease} WHERE stream = :stream AND shard IN :shards AND token IN :tokens
+    AND owner = :worker FOR UPDATE SKIP LOCKED) AS free STRAIGHT_JOIN {lease} AS l
+ON l.stream = :stream AND l.shard = free.shard SET l.lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
+
 -- renew: Extend one lease.
 UPDATE {lease} SET lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker

@@ -1,7 +1,7 @@
-"""PostgreSQL's own parts: reads from a floor, one statement for a settle, a renewal or a claim."""
+"""PostgreSQL's own parts: reads from a floor, one statement for a settle or a claim."""
 
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
@@ -74,7 +74,7 @@ class PostgresServing:
 
 
 class PostgresTurns:
-    """Reads from the floors, renews all leases at once, and settles in one statement."""
+    """Reads from the floors, and settles in one statement."""
 
     def __init__(self, db: Database, sql: Statements, floors: Floors) -> None:
         self._db, self._sql, self._floors = db, sql, floors
@@ -88,24 +88,7 @@ class PostgresTurns:
         )
         self.take, self.note_suspect, self.set_crashes = shared.take, shared.note_suspect, shared.set_crashes
         self.held_keys, self.read, self.read_due = shared.held_keys, shared.read, shared.read_due
-        self.settle, self._renew_each, self._give = shared.settle, shared.renew, shared.give
-
-    async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
-        if not grants:
-            return []
-        rows = await self._db.fetch(
-            self._sql["renew_all"],
-            worker=grants[0].worker,
-            streams=[grant.stream for grant in grants],
-            shards=[grant.shard for grant in grants],
-            tokens=[grant.token for grant in grants],
-            seconds=seconds,
-        )
-        renewed = {(stream, shard, token) for stream, shard, token in rows}
-        # A missing shard is lost or is being settled now: renewed one by one, it waits for the settle.
-        missing = [grant for grant in grants if (grant.stream, grant.shard, grant.token) not in renewed]
-        held = set(await self._renew_each(missing, seconds))
-        return [grant for grant in grants if grant not in missing or grant in held]
+        self.settle, self.renew, self._give = shared.settle, shared.renew, shared.give
 
     async def give(self, grants: Sequence[Grant]) -> None:
         self._floors.forget(grants)

@@ -74,11 +74,10 @@ SELECT shard, token, crashes, suspect, alone FROM {lease} WHERE stream = :stream
 -- renew_all: Extend all leases of a worker. Rows that a settle holds at this moment are passed over, so nothing can
 -- deadlock.
 UPDATE {lease} AS l SET lease_until = now() + :seconds * interval '1 second' FROM (
-    SELECT stream, shard, set_config('synchronous_commit', 'on', true) FROM {lease}
-    JOIN unnest(:streams::text[], :shards::int[], :tokens::bigint[]) AS mine (stream, shard, token)
-        USING (stream, shard, token) WHERE owner = :worker
-    ORDER BY stream, shard FOR UPDATE SKIP LOCKED) AS free
-WHERE l.stream = free.stream AND l.shard = free.shard RETURNING l.stream, l.shard, l.token
+    SELECT shard, set_config('synchronous_commit', 'on', true) FROM {lease}
+    WHERE stream = :stream AND shard = ANY(:shards) AND token = ANY(:tokens) AND owner = :worker
+    FOR UPDATE SKIP LOCKED) AS free
+WHERE l.stream = :stream AND l.shard = free.shard
 
 -- renew: Extend one lease.
 UPDATE {lease} SET lease_until = now() + :seconds * interval '1 second'

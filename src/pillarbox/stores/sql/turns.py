@@ -98,7 +98,11 @@ class SqlTurns:
         ]
 
     async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
-        # A row per statement: a statement that locks several leases can deadlock with a settle.
+        if len({(grant.stream, grant.worker) for grant in grants}) == 1:
+            renewed = await self._db.execute(self._sql["renew_all"], **joint_fence(grants), seconds=seconds)
+            if renewed == len(grants):
+                return grants
+        # One is lost, or is being settled now: each by itself waits for its settle, and says whether it is still ours.
         renew = self._sql["renew"]
         return [grant for grant in grants if await self._db.execute(renew, **fence(grant), seconds=seconds)]
 

@@ -5,7 +5,6 @@ import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from pillarbox.sql.cells import sqlite_cell
 from pillarbox.sql.statements import SqlText
 from pillarbox.stores.sql.database import Connection, NoDatabase
 from pillarbox.tasks import PerLoop
+from pillarbox.threads import Thread, finished
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class SqliteDatabase:
         self.path = path
         self.url = f"sqlite:///{path}"
         self._connection: sqlite3.Connection | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: Thread | None = None
         self._lock = PerLoop(asyncio.Lock)
         # Only asks whether somebody has written, which takes microseconds and waits for nobody. None: in memory, where
         # every connection has a database of its own.
@@ -50,7 +50,7 @@ class SqliteDatabase:
                     f"sqlite {self.path} does not exist; correct the path, "
                     "or make it with `pillarbox init` or `await store.migrate()`"
                 )
-            self._thread = ThreadPoolExecutor(1, "pillarbox-sqlite")
+            self._thread = Thread("pillarbox-sqlite")
             made: list[sqlite3.Connection] = []
             try:
                 connection = await self._call(lambda: self._connect(made))
@@ -61,7 +61,7 @@ class SqliteDatabase:
             except BaseException:
                 for each in made:
                     self._thread.submit(each.close)
-                self._thread.shutdown(wait=False)
+                self._thread.stop()
                 raise
 
     def _connect(self, made: list[sqlite3.Connection]) -> sqlite3.Connection:
@@ -90,8 +90,8 @@ class SqliteDatabase:
         if watch is not None:
             watch.close()
         if connection is not None and thread is not None:
-            await asyncio.get_running_loop().run_in_executor(thread, connection.close)
-            thread.shutdown()
+            await finished(thread.submit(connection.close))
+            thread.stop()
 
     async def trace(self, told: Callable[[str], None]) -> None:
         """Call ``told`` with each statement (for tests)."""
@@ -100,13 +100,8 @@ class SqliteDatabase:
     async def _call(self, function: Callable[[], T]) -> T:
         if self._thread is None:
             raise StoreDown(f"sqlite {self.path} is closed; open the store first")
-        call = asyncio.get_running_loop().run_in_executor(self._thread, function)
         try:
-            # A running statement cannot be cancelled: wait for its end, so that the next one finds it done.
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            await asyncio.wait([call])
-            raise
+            return await finished(self._thread.submit(function))
         except sqlite3.Error as error:
             raise self._error(error) from error
 

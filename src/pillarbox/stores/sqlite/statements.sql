@@ -56,6 +56,11 @@ WHERE stream = :stream AND shard IN (SELECT value FROM json_each(:shards))
 SELECT shard, token, crashes, suspect, alone FROM {lease}
 WHERE stream = :stream AND shard IN (SELECT value FROM json_each(:shards))
 
+-- renew_all: Extend all leases of a worker.
+UPDATE {lease} SET lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds')
+WHERE stream = :stream AND shard IN (SELECT value FROM json_each(:shards))
+    AND token IN (SELECT value FROM json_each(:tokens)) AND owner = :worker
+
 -- renew: Extend one lease.
 UPDATE {lease} SET lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds')
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
