@@ -85,9 +85,13 @@ def test_every_field_of_an_event_is_explained() -> None:
 
 @pytest.mark.parametrize(
     ("page", "kind"),
-    [("kafka", "pillarbox.publishers.kafka.KafkaPublisher"), ("handlers", "pillarbox.Handlers")],
+    [
+        ("kafka", "pillarbox.publishers.kafka.KafkaPublisher"),
+        ("handlers", "pillarbox.Handlers"),
+        ("idempotency", "pillarbox.Idempotency"),
+    ],
 )
-def test_every_setting_of_a_destination_is_on_its_page(page: str, kind: str) -> None:
+def test_every_setting_is_on_its_page(page: str, kind: str) -> None:
     module, _, name = kind.rpartition(".")
     text = (PAGE.parent / "howto" / f"{page}.md").read_text()
     missing = [each for each in settings(getattr(import_module(module), name)) if f"`{each}`" not in text]

@@ -39,6 +39,10 @@ class Shop:
     def idempotency(self, scope: str | None = "ann", **settings: Any) -> Idempotency:
         return Idempotency(self.sessions, scope=lambda request: scope, prefix=self.place.prefix, **settings)
 
+    def crowded(self) -> Idempotency:
+        """One that takes the whole of a small pool, so that requests meet in the database."""
+        return self.idempotency(concurrency=self.once._driver.places)
+
     def work(self, label: str, reply: Any = (201, {"n": 1})) -> Callable[[Any], Any]:
         """A function that writes an order: plain on plain handles, else awaited."""
         if self.once._driver.is_awaited:
@@ -78,7 +82,7 @@ every_driver = pytest.mark.parametrize("application", CASES, ids=IDS, indirect=T
 @every_driver
 @pytest.mark.asyncio
 async def test_a_repeated_request_has_one_effect_and_the_same_answer(shop: Shop) -> None:
-    key, work = new_key(), shop.work("")
+    key = new_key()
     label = f"one {key}"
     work = shop.work(label, Reply(201, {"item": "lämp"}, [("Location", "/orders/7"), ("Set-Cookie", "a=b")]))
     first = await done(shop.once.run(post(key), work))
@@ -180,7 +184,8 @@ def check_race(shop: Shop, key: str, replies: list[Reply]) -> None:
 @pytest.mark.asyncio
 async def test_of_16_concurrent_requests_one_has_an_effect(shop: Shop) -> None:
     key = new_key()
-    replies = await asyncio.gather(*(shop.once.run(post(key), shop.work(key, (201, {"n": n}))) for n in range(16)))
+    once = shop.crowded()
+    replies = await asyncio.gather(*(once.run(post(key), shop.work(key, (201, {"n": n}))) for n in range(16)))
     check_race(shop, key, replies)
 
 
@@ -188,11 +193,11 @@ async def test_of_16_concurrent_requests_one_has_an_effect(shop: Shop) -> None:
 @pytest.mark.asyncio
 async def test_of_16_threads_one_has_an_effect(shop: Shop) -> None:
     key = new_key()
-    start = threading.Barrier(16)
+    once, start = shop.crowded(), threading.Barrier(16)
 
     def request(n: int) -> Reply:
         start.wait()
-        reply: Reply = shop.once.run(post(key), shop.work(key, (201, {"n": n})))
+        reply: Reply = once.run(post(key), shop.work(key, (201, {"n": n})))
         return reply
 
     with ThreadPoolExecutor(16) as threads:
