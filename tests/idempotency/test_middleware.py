@@ -146,7 +146,7 @@ async def test_the_answer_is_sent_after_the_commit_and_before_background_tasks(s
 
     async def late(tx: Any) -> None:
         seen.append("background")
-        with pytest.raises((InvalidRequestError, InvalidOperation)):
+        with pytest.raises((NotInTransaction, InvalidRequestError, InvalidOperation)):
             await shop.place.order(tx, key)
         seen.append("refused")
 
