@@ -305,7 +305,6 @@ def test_a_standalone_server_is_refused(mongo_standalone: MongoStandalone) -> No
 @pytest.mark.asyncio
 async def test_a_standalone_server_is_refused_where_it_is_awaited(mongo_standalone: MongoStandalone) -> None:
     made = MongoOutbox(mongo_standalone.url)
-    made.drop()
     async with (
         AsyncMongoClient[Any](made.url) as client,
         client.start_session() as session,

@@ -83,6 +83,15 @@ class PyMongo(Driver):
             raise ConfigError(f"a client, database or collection has no transaction; {feature.on_client}")
         super().check(feature)
 
+    def refuse_standalone(self, feature: str, remedy: str = "") -> None:
+        """Raise ConfigError if the server is known to have no transactions; asked after a first command."""
+        servers = self.client.topology_description.server_descriptions().values()
+        if any(server.server_type_name == "Standalone" for server in servers):
+            raise ConfigError(
+                f"{feature} transactions, which a standalone MongoDB server does not have; make it a replica set, "
+                f"which may have one member{remedy}"
+            )
+
     def ask(self, call: Call) -> Any:
         try:
             if not call.is_outside:

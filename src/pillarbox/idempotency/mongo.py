@@ -1,24 +1,22 @@
 """The calls of idempotency keys on MongoDB."""
 
-from typing import Any, Final
+from typing import Any
 
 from pymongo.errors import OperationFailure
 
 from pillarbox.drivers.contract import Steps
 from pillarbox.drivers.pymongo import Call, PyMongo
-from pillarbox.errors import ConfigError
 from pillarbox.idempotency.work import Answer, Claim, Key, Stored
 from pillarbox.mongo.schema import collection
 from pillarbox.outbox.mongo import number_of_shards
 from pillarbox.sql.dialects import ErrorKind
-
-_NO_TRANSACTIONS: Final = 20
 
 
 def claim(key: Key, driver: PyMongo) -> Steps[Claim | Stored]:
     """Write the document of a key, or read the one that is committed."""
     driver.check()
     yield from number_of_shards(driver, key.names)  # raises SchemaError if there is no outbox
+    driver.refuse_standalone("idempotency keys need")
     # An upsert that changes nothing in a document that exists: an insert of a duplicate would end the transaction.
     new = {
         "fingerprint": {"$ifNull": ["$fingerprint", key.fingerprint]},
@@ -28,11 +26,6 @@ def claim(key: Key, driver: PyMongo) -> Steps[Claim | Stored]:
         # The document as it was before; it is made if it is missing.
         before = yield _call(key, "find_one_and_update", {"_id": key.id}, [{"$set": new}], None, None, True)
     except OperationFailure as error:
-        if error.code == _NO_TRANSACTIONS:
-            raise ConfigError(
-                "idempotency keys need transactions, which a standalone MongoDB server does not have; "
-                "run it as a replica set, of one member at least"
-            ) from None
         if driver.classify(error) in (ErrorKind.CONFLICT, ErrorKind.DUPLICATE):
             return Claim.BUSY
         raise

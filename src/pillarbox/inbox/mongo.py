@@ -7,7 +7,6 @@ from uuid import UUID
 
 from pillarbox.drivers.contract import Steps
 from pillarbox.drivers.pymongo import Call, PyMongo
-from pillarbox.errors import ConfigError
 from pillarbox.inbox.work import INBOX, MAX_ROWS, Entry, Place, Version
 from pillarbox.mongo.documents import Document
 from pillarbox.mongo.schema import collection
@@ -67,15 +66,10 @@ def forget(place: Place, entry: Entry, driver: PyMongo) -> Steps[bool]:
 def _prepare(place: Place, driver: PyMongo) -> Steps[None]:
     """Refuse a handle without a transaction, a database without the collections, and a server without transactions."""
     driver.check(INBOX)
-    try:
-        yield from number_of_shards(driver, place.names)
-    finally:
-        servers = driver.client.topology_description.server_descriptions().values()
-        if any(server.server_type_name == "Standalone" for server in servers):
-            raise ConfigError(
-                "the inbox needs transactions, which a standalone MongoDB server does not have; make it a replica set, "
-                "which may have one member, or write the data with pillarbox.projections.upsert(..., version=...)"
-            )
+    yield from number_of_shards(driver, place.names)
+    driver.refuse_standalone(
+        "the inbox needs", ", or write the data with pillarbox.projections.upsert(..., version=...)"
+    )
 
 
 def _identity(place: Place, event_id: UUID) -> Document:
