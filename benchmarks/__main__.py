@@ -28,7 +28,7 @@ def _arguments() -> argparse.Namespace:
     choices = [*ROWS, *GROUPS]
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--only", nargs="+", choices=choices, metavar="NAME", help=f"of {', '.join(choices)}")
-    which.add_argument("--all", action="store_true", help="every row: some 42 minutes")
+    which.add_argument("--all", action="store_true", help="every row: some 43 minutes")
     parser.add_argument("--rounds", type=int, help="of each side")
     parser.add_argument("--quick", action="store_true", help="smaller backlogs: to see that it works, not how fast")
     return parser.parse_args()

@@ -3,7 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks import arrival, backlogs, drains, everyday, grid, idle, latency, writers
+from benchmarks import (
+    arrival,
+    backlogs,
+    drains,
+    everyday,
+    grid,
+    idempotent,
+    idle,
+    inbox,
+    latency,
+    sessions,
+    writers,
+)
 from benchmarks.bed import Bed
 from benchmarks.peers import debezium
 from benchmarks.peers import drains as peers
@@ -52,6 +64,11 @@ ROWS: dict[str, Entry] = {
     "mysql-kafka": Entry(drains.mysql, Bar(0.8), 43),
     "sqlite-kafka": Entry(drains.sqlite, Bar(0.85), 25),
     "add": Entry(writers.writers, _at_most(1.25), 19),
+    "inbox-record": Entry(inbox.rows("record"), Bar(0.95), 18),
+    "inbox-batch": Entry(inbox.rows("batch"), Bar(0.9), 16),
+    "inbox-newer": Entry(inbox.rows("newer"), Bar(0.9), 14),
+    "idempotent-run": Entry(idempotent.runs, Bar(0.8), 5),
+    "session-without-aggregates": Entry(sessions.sessions, Bar(0.98), 5),
     "peer-loop": Entry(peers.loop, Bar(1.0), 28),
     "postgres-idle": Entry(idle.ROWS["postgres-idle"], _at_most(1.0), 32),
     **{name: Entry(everyday.ROWS[name], NO_BAR, 26) for name in everyday.ROWS if not name.endswith("-1000")},
@@ -83,6 +100,8 @@ GROUPS: dict[str, list[str]] = {
     "peers": [name for name in ROWS if name.startswith("peer-")],
     "everyday": list(everyday.ROWS),
     "idle": list(idle.ROWS),
+    "inbox": [name for name in ROWS if name.startswith("inbox-")],
+    "idempotent": [name for name in ROWS if name.startswith("idempotent-")],
 }
 """A name that stands for several rows."""
 

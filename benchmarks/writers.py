@@ -2,15 +2,14 @@
 
 import asyncio
 import json
-import statistics
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy
 
 from benchmarks.bed import Bed, say
+from benchmarks.pairs import Work, in_transaction, medians, nothing, url_of, without_commit
 from benchmarks.report import Row
 from benchmarks.scale import Scale
 from pillarbox import Outbox
@@ -44,10 +43,8 @@ _IDS: dict[str, Callable[[UUID], Any]] = {
     "postgres": lambda event_id: event_id,
 }
 
-Write = Callable[[], Awaitable[object]]
 
-
-def _by_hand(driver: Application, database: str) -> Write:
+def _by_hand(driver: Application, database: str) -> Work:
     """The code of a careful user: the same columns, an id, JSON, one INSERT with the driver."""
     count = len(_COLUMNS.split(","))
     key_column = "`key`" if database == "mysql" else "key"
@@ -62,7 +59,7 @@ def _by_hand(driver: Application, database: str) -> Write:
     as_id: Callable[[UUID], Any] = _IDS[database]
     statement = sqlalchemy.text(text) if is_session else text
 
-    async def write() -> None:
+    async def write(_: None) -> None:
         event_id = uuid7()
         body = json.dumps(_ORDER).encode()
         values = [as_id(event_id), "default", "default", "", "order.created", "order", "7", "7"]
@@ -83,41 +80,15 @@ def _by_hand(driver: Application, database: str) -> Write:
     return write
 
 
-def _by_outbox(driver: Application) -> Write:
+def _by_outbox(driver: Application) -> Work:
     outbox = Outbox(prefix=_PREFIX)
 
-    async def write() -> None:
+    async def write(_: None) -> None:
         added = outbox.add(driver.handle, "order.created", _ORDER, aggregate_type="order", aggregate_id=7)
         if added.pending is not None:
             await added
 
     return write
-
-
-async def _transactions(driver: Application, sides: Sequence[Write]) -> list[float]:
-    """Microseconds of one transaction for each side: the median of many. The sides take turns."""
-    taken: list[list[float]] = [[] for _ in sides]
-    for _ in range(TRANSACTIONS):
-        for side, write in zip(taken, sides, strict=True):
-            begun = time.perf_counter()
-            await driver.begin()
-            await write()
-            await driver.commit()
-            side.append(time.perf_counter() - begun)
-    return [statistics.median(side) * 1e6 for side in taken]
-
-
-async def _statements(driver: Application, sides: Sequence[Write]) -> list[float]:
-    """Microseconds of one write for each side, without begin and commit."""
-    taken: list[list[float]] = [[] for _ in sides]
-    await driver.begin()
-    for _ in range(TRANSACTIONS):
-        for side, write in zip(taken, sides, strict=True):
-            begun = time.perf_counter()
-            await write()
-            side.append(time.perf_counter() - begun)
-    await driver.rollback()
-    return [statistics.median(side) * 1e6 for side in taken]
 
 
 async def _measure(name: str, database: str, kind: type[Application], url: str, rounds: int) -> Row:
@@ -126,12 +97,13 @@ async def _measure(name: str, database: str, kind: type[Application], url: str, 
     driver = kind(url)
     await driver.open()
     sides = (_by_outbox(driver), _by_hand(driver, database))
-    await _transactions(driver, sides)
-    found = [await _transactions(driver, sides) for _ in range(rounds)]
+    whole = [in_transaction(driver, side) for side in sides]
+    await medians(TRANSACTIONS, nothing, *whole)
+    found = [await medians(TRANSACTIONS, nothing, *whole) for _ in range(rounds)]
     extra: dict[str, float] = {}
     if not driver.is_buffered:
-        ours, floor = await _statements(driver, sides)
-        extra = {"ours_without_commit": ours, "floor_without_commit": floor, "ratio_without_commit": ours / floor}
+        extra = await without_commit(driver, TRANSACTIONS, nothing, *sides)
+        extra["ratio_without_commit"] = extra["ours_without_commit"] / extra["floor_without_commit"]
     await driver.close()
     await store.close()
     return Row(
@@ -147,9 +119,7 @@ def writers(bed: Bed, scale: Scale) -> list[Row]:
     """One row for each driver: a transaction with one event."""
     rows = []
     for name, database, kind in _KINDS:
-        urls = {"sqlite": lambda: f"sqlite:///{bed.folder}/written.db", "postgres": lambda: bed.url}
-        url = urls.get(database, lambda: bed.mysql.url)()
-        row = asyncio.run(_measure(name, database, kind, url, scale.rounds))
+        row = asyncio.run(_measure(name, database, kind, url_of(bed, database), scale.rounds))
         rows.append(row)
         found = row.as_dict()
         alone = f", without commit {found['ratio_without_commit']}" if "ratio_without_commit" in found else ""

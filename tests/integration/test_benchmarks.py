@@ -1,4 +1,4 @@
-"""The benchmark of everyday rates: one small round, and what the servers count."""
+"""The benchmarks of everyday rates and of small pieces of work: small rounds, and what the servers count."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,12 +10,14 @@ import pymysql
 import pytest
 from confluent_kafka.admin import AdminClient
 from pymongo import MongoClient
+from sqlalchemy import StaticPool, create_engine
 
-from benchmarks import everyday
+from benchmarks import everyday, idempotent, inbox, sessions
 from benchmarks.bed import Bed
 from benchmarks.costs import OnMongo, OnMysql, OnPostgres
 from benchmarks.trees import Tree
 from servers import Kafka, Mongo, MySQL, Postgres
+from tests.mongo_outbox import database_url
 
 
 class SmallBed(Bed):
@@ -36,6 +38,36 @@ def test_a_round_on_sqlite_publishes_every_event(kafka: Kafka, tmp_path: Path) -
     assert found.server_cpu_us is None
     assert found.statements is None
     assert not list(tmp_path.glob("*.db*"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "driver"), [(name, driver) for name, kind in inbox.KINDS.items() for driver in kind.drivers]
+)
+@pytest.mark.asyncio
+async def test_a_round_of_the_inbox_applies_every_event(
+    kind: str, driver: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    database = inbox.DRIVERS[driver][0]
+    url = f"sqlite:///{tmp_path}/a.db" if database == "sqlite" else request.getfixturevalue(database).url
+    url = database_url(url) if database == "mongo" else url
+    found = await inbox.measure(kind, driver, url, rounds=1, turns=2)
+    assert found.name == f"inbox-{kind}-{driver}"
+    assert len(found.ratios) == 1
+
+
+@pytest.mark.parametrize("driver", idempotent.FORMS)
+@pytest.mark.asyncio
+async def test_a_round_of_idempotent_functions_writes_every_order(driver: str, postgres: Postgres) -> None:
+    found = await idempotent.measure(driver, postgres.url, rounds=1, turns=2)
+    assert found.name == f"idempotent-run-{driver}"
+    assert len(found.ratios) == 1
+
+
+def test_a_round_of_sessions_sets_the_hooks_again() -> None:
+    before = sessions.hooks()
+    found = sessions.measure("memory", create_engine("sqlite://", poolclass=StaticPool), rounds=1, blocks=1)
+    assert len(found.ratios) == 1
+    assert sessions.hooks() == before
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import compare, drains, everyday, idle, page, plots, report
+from benchmarks import compare, drains, everyday, idle, page, pairs, plots, report, sessions
 from benchmarks.bed import Bed
 from benchmarks.child import ChildFailedError
 from benchmarks.costs import STORES, kind_of, mongo_statements, mysql_statements
@@ -21,6 +21,7 @@ from benchmarks.everyday import RATES, Spent, Written
 from benchmarks.everyday_writer import body, instants
 from benchmarks.failures import PeerFailedError, peer_side
 from benchmarks.load_events import PAYLOAD_BYTES
+from benchmarks.pairs import Work
 from benchmarks.report import Bar, Row, percentiles, table
 from benchmarks.rounds import in_turn
 from benchmarks.rows import DEFAULT_SECONDS, NO_BAR, ROWS, Entry, chosen
@@ -100,6 +101,33 @@ class TestChoice:
         assert order == ["ours", "floor", "floor", "ours", "ours", "floor"]
 
 
+class TestPairs:
+    @pytest.mark.asyncio
+    async def test_sides_take_turns_and_every_second_turn_swaps_them(self) -> None:
+        order: list[str] = []
+        values = iter(range(10))
+
+        def side(name: str) -> Work:
+            async def work(value: int) -> None:
+                order.append(f"{name}{value}")
+
+            return work
+
+        found = await pairs.medians(3, lambda: next(values), side("ours"), side("floor"))
+        assert order == ["ours0", "floor1", "floor2", "ours3", "ours4", "floor5"]
+        assert all(each > 0 for each in found)
+
+    def test_a_shorter_time_is_a_higher_speed(self) -> None:
+        assert pairs.speeds([[100.0, 200.0], [1000.0, 500.0]], 10) == ([100_000, 10_000], [50_000, 20_000])
+
+    def test_all_hooks_on_sessions_are_taken_off_and_set_again(self) -> None:
+        before = sessions.hooks()
+        assert {"before_flush", "before_commit", "after_transaction_end"} <= {hook.name for hook in before}
+        with sessions.without(before):
+            assert sessions.hooks() == []
+        assert sessions.hooks() == before
+
+
 class TestBars:
     @pytest.mark.parametrize(
         ("name", "bar"),
@@ -111,6 +139,11 @@ class TestBars:
             ("peer-debezium", ">= 1"),
             ("peer-txoutbox", ">= 4"),
             ("peer-txoutbox-latency", "<= 1"),
+            ("inbox-record", ">= 0.95"),
+            ("inbox-batch", ">= 0.9"),
+            ("inbox-newer", ">= 0.9"),
+            ("idempotent-run", ">= 0.8"),
+            ("session-without-aggregates", ">= 0.98"),
         ],
     )
     def test_the_bar_of_a_row(self, name: str, bar: str) -> None:

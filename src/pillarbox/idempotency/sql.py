@@ -18,11 +18,9 @@ def claim(key: Key, driver: Driver) -> Steps[Claim | Stored]:
     driver.check()
     dialect = driver.dialect
     try:
-        if dialect.database == "postgresql":
-            return (yield from _claim_on_postgres(key, dialect))
         if dialect.database == "mysql":
             return (yield from _claim_on_mysql(key, driver))
-        return (yield from _claim_on_sqlite(key, dialect))
+        return (yield from _claim_at_once(key, dialect))
     except Exception as error:
         # On SQLite any writer may be the other one, so this error says nothing of the key.
         if dialect.database != "sqlite" and driver.classify(error) is ErrorKind.CONFLICT:
@@ -36,21 +34,6 @@ def store(answer: Answer, driver: Driver) -> Steps[bool]:
     text = _update_text(answer.key.names.parts["idempotency"], driver.dialect)
     written: Rows = yield Statement(text, [answer.status, answer.headers, answer.body, answer.key.id])
     return written.affected == 1
-
-
-def _claim_on_postgres(key: Key, dialect: Dialect) -> Steps[Claim | Stored]:
-    # One statement. Replays need no lock, so that two of them do not refuse each other.
-    text = _postgres_text(key.names.parts["idempotency"], dialect)
-    answer: Rows = yield Statement(text, [key.lock, key.id, key.fingerprint], has_rows=True)
-    is_mine, is_added, *row = answer.rows[0]
-    if row[0] is not None:
-        return _stored(row)
-    if is_added:
-        return Claim.NEW
-    if not is_mine:
-        return Claim.BUSY
-    # The other request committed between this statement's snapshot and its lock.
-    return (yield from _read(key, dialect)) or Claim.BUSY
 
 
 def _claim_on_mysql(key: Key, driver: Driver) -> Steps[Claim | Stored]:
@@ -77,10 +60,14 @@ def _claim_on_mysql(key: Key, driver: Driver) -> Steps[Claim | Stored]:
     return Claim.NEW
 
 
-def _claim_on_sqlite(key: Key, dialect: Dialect) -> Steps[Claim | Stored]:
-    # It waits for the other writer.
-    text = _insert_text(key.names.parts["idempotency"], dialect) + " ON CONFLICT DO NOTHING"
-    written: Rows = yield Statement(text, [key.id, key.fingerprint])
+def _claim_at_once(key: Key, dialect: Dialect) -> Steps[Claim | Stored]:
+    # PostgreSQL: the INSERT alone would wait for the end of the other request, so it writes only with the key's lock,
+    # which it does not wait for. A replay is found without it, so that two of them do not refuse each other. SQLite
+    # waits for the other writer.
+    values: list[Any] = [key.id, key.fingerprint]
+    if dialect.database == "postgresql":
+        values.append(key.lock)
+    written: Rows = yield Statement(_claim_text(key.names.parts["idempotency"], dialect), values)
     if written.affected == 1:
         return Claim.NEW
     return (yield from _read(key, dialect)) or Claim.BUSY
@@ -99,17 +86,13 @@ def _stored(row: Any) -> Stored:
 
 
 @cache
-def _postgres_text(table: str, dialect: Dialect) -> str:
-    lock, id, fingerprint = dialect.marks(3)
+def _claim_text(table: str, dialect: Dialect) -> str:
+    if dialect.database == "sqlite":
+        return _insert_text(table, dialect) + " ON CONFLICT DO NOTHING"
+    id, fingerprint, lock = dialect.marks(3)
     return (
-        f"WITH given (lock, id, fingerprint) AS (VALUES ({lock}::bigint, {id}::bytea, {fingerprint}::bytea)), "
-        f"known AS MATERIALIZED (SELECT known.* FROM {table} known JOIN given USING (id)), "
-        "locked AS MATERIALIZED (SELECT id, fingerprint, pg_try_advisory_xact_lock(lock) AS is_mine FROM given "
-        "WHERE NOT EXISTS (SELECT FROM known)), "
-        f"added AS (INSERT INTO {table} (id, fingerprint) SELECT id, fingerprint FROM locked WHERE is_mine "
-        "ON CONFLICT DO NOTHING RETURNING id) "
-        "SELECT (SELECT is_mine FROM locked), EXISTS (SELECT FROM added), "
-        "known.fingerprint, known.status, known.headers, known.body FROM given LEFT JOIN known ON true"
+        f"INSERT INTO {table} (id, fingerprint) SELECT {id}::bytea, {fingerprint}::bytea "
+        f"WHERE pg_try_advisory_xact_lock({lock}::bigint) ON CONFLICT DO NOTHING"
     )
 
 
