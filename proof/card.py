@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from proof.checker import Report
+from proof.invariants.effects import OTHER_THAN_ONE
 from proof.invariants.sets import LOST
 
 _ZEROES = ("lost", "phantom", "corrupted", "reordered_keys", "fencing_violations", "unattributed_copies")
@@ -39,6 +40,8 @@ def card(report: Report) -> dict[str, Any]:
         "planted": run.planted,
         "deliveries": len(history.deliveries),
         "dead": len(history.final.dead),
+        "effects": len(history.effects),
+        "effects_other_than_one": report.count("I12", sentence=OTHER_THAN_ONE) if run.settings.get("inbox") else None,
         "transactions": {
             "ok": results["ok"],
             "rolled_back": results["rolled_back"] + results["failed"],
@@ -93,6 +96,7 @@ def text(card: dict[str, Any]) -> str:
         ("killed at", _counts(card["killed_at"])),
         ("paused at", _counts(card["paused_at"])),
         *((name.replace("_", " "), str(card[name])) for name in _ZEROES),
+        ("effects other than one", _effects(card)),
         ("attributed copies", f"{card['attributed_copies']}{_causes(card['copies_by_cause'])}"),
         ("most per kill", f"{card['max_copies_per_kill']}, in flight at most {card['max_in_flight_at_kill']}"),
         ("refused settles", str(card["refused_settles"])),
@@ -126,6 +130,12 @@ def violations(card: dict[str, Any], examples: int = 3) -> str:
         lines.append(f"{found['invariant']}: {found['sentence']} ({found['count']})")
         lines += [f"    {example}" for example in found["examples"][:examples]]
     return "\n".join(lines)
+
+
+def _effects(card: dict[str, Any]) -> str:
+    if card["effects_other_than_one"] is None:
+        return "no inbox"
+    return f"{card['effects_other_than_one']} of {card['effects']}"
 
 
 def _causes(causes: dict[str, int]) -> str:

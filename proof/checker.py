@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from proof.facts import Facts
 from proof.history import History
-from proof.invariants import copies, dead, order, ownership, retention, service, sets
+from proof.invariants import copies, dead, effects, order, ownership, retention, service, sets
 from proof.invariants.evidence import evidence
 from proof.violation import Finding, Violation, collect
 
@@ -22,6 +22,7 @@ INVARIANTS: Mapping[str, Callable[[Facts], Iterator[Violation]]] = {
     "I9": ownership.finality,
     "I10": copies.bounded_copies,
     "I11": dead.dead,
+    "I12": effects.inbox,
     "I13": retention.retention,
     "I15": service.liveness,
     "I16": service.bounds,

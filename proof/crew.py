@@ -177,8 +177,11 @@ class Crew:
 
     @property
     def alive(self) -> list[Worker]:
-        # A campaign ends hundreds of relays: do not ask for those again.
-        self._alive = [worker for worker in self._alive if worker.is_alive]
+        # A campaign ends hundreds of relays: do not ask for those again. The sampler asks in a thread of its own; if it
+        # replaced the list, it could lose a relay that starts at that moment.
+        for worker in [worker for worker in self._alive if not worker.is_alive]:
+            with suppress(ValueError):
+                self._alive.remove(worker)
         return list(self._alive)
 
     @property

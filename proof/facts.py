@@ -56,6 +56,10 @@ class Facts:
         return Counter(delivery.event_id for delivery in self.history.deliveries)
 
     @cached_property
+    def effects(self) -> Counter[str]:
+        return Counter(effect.event_id for effect in self.history.effects)
+
+    @cached_property
     def audits(self) -> Counter[tuple[str, str]]:
         """By (action, event id): how often an operator did that."""
         logged: Counter[tuple[str, str]] = Counter(

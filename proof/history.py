@@ -65,6 +65,13 @@ class Delivery:
 
 
 @dataclass(slots=True)
+class Effect:
+    """effects.jsonl: what the handlers committed, read at the end of the run. No key keeps an event from having two."""
+
+    event_id: str
+
+
+@dataclass(slots=True)
 class Change:
     """changes.jsonl: the changes that the database logged, in the order of ``seq``.
 
@@ -149,6 +156,7 @@ _LINES = {
     "witness": Witness,
     "writers": Attempted,
     "deliveries": Delivery,
+    "effects": Effect,
     "changes": Change,
     "faults": Fault,
     "samples": Sample,
@@ -176,6 +184,7 @@ class History:
     witness: list[Witness]
     writers: list[Attempted]
     deliveries: list[Delivery]
+    effects: list[Effect]
     changes: list[Change]
     traces: list[Trace]
     faults: list[Fault]

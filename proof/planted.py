@@ -1,6 +1,7 @@
-"""Planted bugs: mistakes that a relay could have. A run switches one on by its name, and the checker must find it.
+"""Planted bugs: mistakes that a relay or a consumer could make. A run switches one on by its name, and the checker must
+find it.
 
-Each changes the store or the publisher of one process from outside the library.
+Each changes the store, the publisher or the inbox of one process from outside the library.
 """
 
 import asyncio
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pillarbox import Event
 from pillarbox.batch import Batch, Part
+from pillarbox.drivers.contract import Answer, Driver, Statement, Steps
+from pillarbox.inbox import sql as inbox
+from pillarbox.inbox.work import Entry, Place
 from pillarbox.publisher import PUBLISHED, Outcome, Result, rejected, retry
 from pillarbox.store import Claim, ClaimResults, Failure, Grant, Settlement
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 EVENT_IN_A_TRANSACTION_OF_ITS_OWN: Final = "event_in_a_transaction_of_its_own"
 _BUFFERED_SECONDS: Final = 0.5
 _CROSSING_SECONDS: Final = 0.2
+_LOOKING_SECONDS: Final = 0.01
 _PATIENT_SECONDS: Final = 5.0
 _background: set[asyncio.Task[Any]] = set()
 
@@ -356,6 +361,44 @@ def claim_of_what_another_has(store: Any, publisher: Any) -> None:
     _replace_statement(store, "ready", text)
 
 
+def _change_records(change: Callable[[Place, Entry, Driver, Steps[bool]], Steps[bool]]) -> None:
+    """Have the inbox of this process record events in another way than by one insert."""
+    record = inbox.record
+
+    def careless(place: Place, entry: Entry, is_limited: bool, driver: Driver) -> Steps[bool]:
+        return change(place, entry, driver, record(place, entry, is_limited, driver))
+
+    inbox.record = careless
+
+
+def inbox_looks_first(store: Any, publisher: Any) -> None:
+    """Two copies at once both find nothing. The insert of the second, which changes nothing, counts as one too."""
+
+    def look_first(place: Place, entry: Entry, driver: Driver, record: Steps[bool]) -> Steps[bool]:
+        consumer, event_id = driver.dialect.marks(2)
+        text = f"SELECT 1 FROM {place.names.parts['inbox']} WHERE consumer = {consumer} AND event_id = {event_id}"
+        found: Answer = yield Statement(text, [place.consumer, entry.id], has_rows=True)
+        if found.rows:
+            return False
+        time.sleep(_LOOKING_SECONDS)  # so that the bug always shows
+        yield from record
+        return True
+
+    _change_records(look_first)
+
+
+def inbox_marks_in_its_own_transaction(store: Any, publisher: Any) -> None:
+    """An event whose handler fails counts as applied."""
+
+    def commit_first(place: Place, entry: Entry, driver: Driver, record: Steps[bool]) -> Steps[bool]:
+        is_new = yield from record
+        yield Statement("COMMIT")
+        yield Statement("BEGIN")
+        return is_new
+
+    _change_records(commit_first)
+
+
 _OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {
     each.__name__: each
     for each in (
@@ -378,6 +421,8 @@ _OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {
         take_over_that_resets_what_is_published,
         claim_settled_without_its_token,
         claim_of_what_another_has,
+        inbox_looks_first,
+        inbox_marks_in_its_own_transaction,
     )
 }
 PLANTED: Final = (*_OF_RELAYS, EVENT_IN_A_TRANSACTION_OF_ITS_OWN)

@@ -152,6 +152,7 @@ def _orders(plan: Plan, database: Database, kafka: Kafka | None, folder: Path) -
     return Orders(
         "",
         str(folder),
+        plan.store,
         database.url,
         _broker(plan, kafka, folder),
         on_dead=plan.on_dead,
@@ -181,6 +182,7 @@ def _run(plan: Plan, database: Database, kafka: Kafka | None, orders: Orders) ->
         "faults": plan.faults,
         "only": plan.only,
         "stream": STREAM,
+        "inbox": kafka is None,
         "queue_streams": [QUEUE],
         "keep_seconds": orders.keep_seconds,
         "memory_bound": _MEMORY_BOUND_MB,
@@ -281,7 +283,12 @@ def _collect(database: Database, kafka: Kafka | None, folder: Path, run: Run, or
         if kafka is None
         else from_kafka(kafka.bootstrap_servers, _TOPIC, _PARTITIONS)
     )
-    files: dict[str, Any] = {"witness": database.witness(), "changes": database.changes(), "deliveries": deliveries}
+    files: dict[str, Any] = {
+        "witness": database.witness(),
+        "changes": database.changes(),
+        "deliveries": deliveries,
+        "effects": database.effects(),
+    }
     for name, records in files.items():
         log = Log(folder / f"{name}.jsonl")
         for record in records:

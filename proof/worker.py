@@ -7,7 +7,6 @@ import asyncio
 import faulthandler
 import json
 import logging
-import random
 import signal
 import sys
 import time
@@ -16,13 +15,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pillarbox import Event, Handlers, Reject
+from pillarbox import Handlers
 from pillarbox.batch import Batch
 from pillarbox.publisher import Needs, Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.relay import Fixed, OnDead, Relay, Stream
 from pillarbox.urls import store_from_url
-from proof.content import QUEUE, STREAM, fingerprint
-from proof.history import Delivery, Log, Trace
+from proof.consumer import consumer
+from proof.content import QUEUE, STREAM
+from proof.databases import kind_of
+from proof.history import Log, Trace
 from proof.planted import plant
 from proof.tracer import Points, Tracer
 
@@ -33,7 +34,8 @@ class Orders:
 
     name: str
     folder: str
-    store: str
+    database: str  # the name of its kind
+    store: str  # its URL
     broker: dict[str, Any]
     lease_seconds: float = 4.0
     max_attempts: int = 3
@@ -78,29 +80,10 @@ class Door(Publisher):
         return await self._handlers.publish(batch)
 
 
-def ledger(path: Path, seed: int) -> Handlers:
-    """Handlers that write each event into one file, and fail where the event says so."""
-    log = Log(path)
-    chance = random.Random(seed)
-    handlers = Handlers()
-
-    @handlers.on("proof.event")
-    async def handle(event: Event) -> None:
-        fate = event.headers.get("fate", "deliver")
-        if fate == "reject":
-            raise Reject("always rejected")
-        if fate == "flaky" and event.attempts == 0:
-            raise RuntimeError("fails once")
-        await asyncio.sleep(chance.uniform(0.0, 0.002))
-        sha256 = fingerprint(event.key, event.payload, event.headers["proof"])
-        log.write(Delivery(str(event.id), event.key, sha256, [], time.monotonic()))
-
-    return handlers
-
-
 def _publisher(orders: Orders) -> Any:
     if orders.broker["kind"] == "handlers":
-        handlers = ledger(Path(orders.broker["ledger"]), orders.broker["seed"])
+        database = kind_of(orders.database)(Path(orders.folder), orders.store)
+        handlers = consumer(database, Path(orders.broker["ledger"]), orders.broker["seed"])
         return Door(handlers, Path(orders.broker["shut"]))
     from pillarbox.publishers.kafka import KafkaPublisher  # a relay without Kafka starts sooner
 

@@ -16,7 +16,7 @@ from pillarbox.errors import InvalidEvent
 from pillarbox.store import Store
 from pillarbox.urls import store_from_url
 from proof.content import INVALID, stream_of
-from proof.history import Change, Final, Witness
+from proof.history import Change, Effect, Final, Witness
 from proof.planted import plant
 
 if TYPE_CHECKING:  # a writer needs no server, and importing them takes longer than its first transaction
@@ -102,6 +102,14 @@ class Database(ABC):
     def writer(self, planted: str | None = None) -> Writer: ...
 
     @abstractmethod
+    def sessions(self) -> Any:
+        """What begins the transactions of handlers: a function that opens a connection, or a client."""
+
+    @abstractmethod
+    def apply(self, tx: Any, event_id: str) -> None:
+        """Write the effect of an event in the transaction of its handler. No key keeps it from being there twice."""
+
+    @abstractmethod
     def cut_sessions(self) -> None:
         """End every connection of relays and writers."""
 
@@ -118,6 +126,9 @@ class Database(ABC):
 
     @abstractmethod
     def witness(self) -> Iterable[Witness]: ...
+
+    @abstractmethod
+    def effects(self) -> Iterable[Effect]: ...
 
     @abstractmethod
     def changes(self) -> Iterable[Change]: ...

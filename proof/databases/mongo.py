@@ -16,7 +16,7 @@ from pymongo.errors import PyMongoError
 from pillarbox.ids import uuid7
 from proof.content import QUEUE, fingerprint, payload, stream_of
 from proof.databases.base import Database, Writer, Written
-from proof.history import Change, Final, Witness
+from proof.history import Change, Effect, Final, Witness
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD, tz_aware=True)
 _WAITING = ["pending", "failed", "held", "processing"]
@@ -115,6 +115,7 @@ class MongoProof(Database):
             [UpdateOne({"_id": key}, {"$set": {"n": 0}}, upsert=True) for key in keys]
         )
         self._database.create_collection("proof_witness")
+        self._database.create_collection("proof_effect")
         self._database.create_collection("proof_end")
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -140,6 +141,17 @@ class MongoProof(Database):
     def witness(self) -> Iterable[Witness]:
         for row in self._database["proof_witness"].find():
             yield Witness(row["_id"], stream_of(row["k"]), row["k"], row["n"], row["sha256"], row["fate"])
+
+    def sessions(self) -> Any:
+        client: MongoClient[dict[str, Any]] = MongoClient(self.url, socketTimeoutMS=20_000)
+        return client
+
+    def apply(self, tx: Any, event_id: str) -> None:
+        tx.client.get_default_database()["proof_effect"].insert_one({"event_id": event_id}, session=tx)
+
+    def effects(self) -> Iterable[Effect]:
+        for row in self._database["proof_effect"].find():
+            yield Effect(row["event_id"])
 
     def _watch(self) -> None:
         """Write down the raw changes. ``Meaning`` interprets them at the end."""

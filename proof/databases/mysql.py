@@ -19,6 +19,7 @@ class MysqlProof(SqlProof):
         "CREATE TABLE proof_key (k varchar(255) PRIMARY KEY, n bigint NOT NULL) ENGINE=InnoDB",
         """CREATE TABLE proof_witness (event_id varchar(36) PRIMARY KEY, k varchar(255), n bigint, sha256 varchar(64),
             fate varchar(20)) ENGINE=InnoDB""",
+        "CREATE TABLE proof_effect (event_id varchar(36)) ENGINE=InnoDB",
         """CREATE TABLE proof_change (seq bigint AUTO_INCREMENT PRIMARY KEY, at double NOT NULL,
             kind varchar(20), stream varchar(100), shard int, event_id varchar(36), k varchar(255), old varchar(20),
             new varchar(20), attempts int, owner varchar(255), token bigint, until double) ENGINE=InnoDB""",
@@ -52,6 +53,7 @@ class MysqlProof(SqlProof):
             user=parts.username,
             database=parts.path[1:],
             connect_timeout=5,
+            ssl_disabled=True,  # each handler has its own connection, and a handshake takes ten times as long
         )
 
     def cut_sessions(self) -> None:

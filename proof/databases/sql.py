@@ -11,7 +11,7 @@ from uuid import UUID
 from pillarbox.ids import uuid7
 from proof.content import fingerprint, payload, stream_of
 from proof.databases.base import Database, Writer, Written
-from proof.history import Change, Final, Witness
+from proof.history import Change, Effect, Final, Witness
 from proof.planted import EVENT_IN_A_TRANSACTION_OF_ITS_OWN
 
 _COLUMNS = "kind, stream, shard, event_id, k, old, new, attempts, owner, token, until"
@@ -151,6 +151,16 @@ class SqlProof(Database):
     def witness(self) -> Iterable[Witness]:
         for event_id, key, n, sha256, fate in self.query("SELECT event_id, k, n, sha256, fate FROM proof_witness"):
             yield Witness(event_id, stream_of(key), key, n, sha256, fate)
+
+    def sessions(self) -> Any:
+        return self.connect
+
+    def apply(self, tx: Any, event_id: str) -> None:
+        self.execute(tx.cursor(), "INSERT INTO proof_effect (event_id) VALUES (%s)", event_id)
+
+    def effects(self) -> Iterable[Effect]:
+        for (event_id,) in self.query("SELECT event_id FROM proof_effect"):
+            yield Effect(event_id)
 
     def changes(self) -> Iterable[Change]:
         return _without_re_entries(self._logged())

@@ -7,7 +7,7 @@ import pytest
 
 from proof.card import card
 from proof.checker import INVARIANTS, Report, check
-from proof.history import Attempted, Change, Delivery, Fault, History, Trace, Witness
+from proof.history import Attempted, Change, Delivery, Effect, Fault, History, Trace, Witness
 from tests.proof.world import CLOCK, STREAM, World
 
 
@@ -229,6 +229,18 @@ def change_key(history: History) -> None:
     history.deliveries[3].key = "z"
 
 
+def apply_twice(history: History) -> None:
+    history.effects.append(Effect("e4"))
+
+
+def apply_never(history: History) -> None:
+    history.effects.remove(Effect("e4"))
+
+
+def apply_without_a_delivery(history: History) -> None:
+    history.effects.append(Effect("e99"))
+
+
 def forget_the_event(history: History) -> None:
     history.witness.append(Witness("e99", "orders", None, 99, ""))
     history.deliveries.append(Delivery("e99", None, "", [0, 10_000]))
@@ -426,6 +438,9 @@ MUTATIONS: list[tuple[str, Callable[[History], None]]] = [
     ("I10", deliver_twice_at_a_stop),
     ("I11", die_too_early),
     ("I11", charge_in_an_outage),
+    ("I12", apply_twice),
+    ("I12", apply_never),
+    ("I12", apply_without_a_delivery),
     ("I13", prune_early),
     ("I13", prune_what_never_arrived),
     ("I15", never_recover),

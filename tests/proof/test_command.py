@@ -20,7 +20,7 @@ ISSUE = [
 def write(history: History, folder: Path) -> None:
     save(folder, "run", history.run)
     save(folder, "final", history.final)
-    for name in ("witness", "writers", "deliveries", "changes", "faults", "samples"):
+    for name in ("witness", "writers", "deliveries", "effects", "changes", "faults", "samples"):
         log = Log(folder / f"{name}.jsonl")
         for line in getattr(history, name):
             log.write(line)
@@ -58,7 +58,7 @@ def test_the_card_of_a_run_that_passes(tmp_path: Path, capsys: pytest.CaptureFix
     assert (found["events"], found["kills"], found["attributed_copies"], found["max_copies_per_kill"]) == (3, 1, 3, 3)
     assert found["failure_bound_per_kill"] == 3.0
     printed = capsys.readouterr().out
-    assert "attributed copies    3 (kill 3)" in printed
+    assert "attributed copies       3 (kill 3)" in printed
     assert printed.splitlines()[-1].split() == ["verdict", "pass"]
 
 

@@ -41,6 +41,7 @@ OPERATOR = replace(SHORT, only="operator:replay", on_dead="block", rejected=0.1,
 SERVER = replace(TWO, store="postgres", seconds=3.0)
 CLOCKS = replace(SERVER, only="clock:3600", writers=3, held=0.2, hold_seconds=0.3, lease_seconds=LASTING)
 LATE = replace(CLOCKS, only=None, faults="none", workers=1, least_faults=0, least_transactions=150)
+COPIES = replace(CALM, store="postgres", seconds=1.0)  # on SQLite one copy waits for the other before it looks
 QUEUE = replace(SERVER, only="stop_at_point:confirmed", queued=1.0, least_faults=1)
 # Without queued events: a relay that is stopped in its queue stream would not show the bug.
 PAUSES = replace(SERVER, only="stop_at_point:confirmed,reading,settling", least_faults=3, queued=0.0)
@@ -54,6 +55,7 @@ WITHOUT_A_BUG = {
     "operator": OPERATOR,
     "clocks": CLOCKS,
     "queue": QUEUE,
+    "copies": COPIES,
 }
 
 
@@ -87,6 +89,8 @@ BUGS = {
     "event_in_a_transaction_of_its_own": Caught(CALM, "I4"),
     "claim_settled_without_its_token": Caught(QUEUE, "I8"),
     "claim_of_what_another_has": Caught(replace(CALM, workers=2, queued=1.0), "I7"),
+    "inbox_looks_first": Caught(COPIES, "I12"),
+    "inbox_marks_in_its_own_transaction": Caught(CALM, "I12"),
 }
 
 Reports = dict[str, Future[Report]]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proof.checker import check
-from proof.history import Change, Delivery, History
+from proof.history import Change, Delivery, Effect, History
 from tests.proof.world import STREAM, World
 
 KEYS = st.sampled_from(["a", "b", None])
@@ -113,6 +113,12 @@ def corrupt(history: History, how: str, which: int) -> str | None:
                 Change(last.seq + 1, last.at, "event", STREAM, 0, victim, None, "published", "pending")
             )
             return "I9"
+        case "apply_again":
+            history.effects.append(Effect(victim))
+            return "I12"
+        case "lose_effect":
+            history.effects.remove(Effect(victim))
+            return "I12"
         case _:
             copies = sum(victim in trace.event_ids for trace in history.traces if trace.kind == "publish")
             line = next(line for line in history.deliveries if line.event_id == victim)
@@ -138,7 +144,12 @@ def _reorder(history: History, plain: list[str], which: int) -> bool:
 @settings(deadline=None)
 @given(
     WORLDS,
-    st.sampled_from(["lose", "phantom", "corrupt", "uncommit", "reorder", "token", "cross", "revive", "copy"]),
+    st.sampled_from(
+        [
+            *("lose", "phantom", "corrupt", "uncommit", "reorder", "token", "cross", "revive", "copy"),
+            *("apply_again", "lose_effect"),
+        ]
+    ),
     st.integers(0, 100),
 )
 def test_one_corruption_is_found(history: History, how: str, which: int) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from proof.history import Attempted, Change, Delivery, Fault, Final, History, Run, Sample, Trace, Witness
+from proof.history import Attempted, Change, Delivery, Effect, Fault, Final, History, Run, Sample, Trace, Witness
 
 CLOCK = 1_000_000.0
 LEASE_SECONDS = 30.0
@@ -32,10 +32,10 @@ class World:
     on_dead: str = "skip"
 
     def __post_init__(self) -> None:
-        settings = {"max_attempts": MAX_ATTEMPTS, "on_dead": self.on_dead, "slots": 1, "batch": 1000}
+        settings = {"max_attempts": MAX_ATTEMPTS, "on_dead": self.on_dead, "slots": 1, "batch": 1000, "inbox": True}
         run = Run(seed=1, store="model", broker="kafka", seconds=60.0, versions={"model": "1"}, settings=settings)
         run.clock = CLOCK
-        self.history = History(run, [], [], [], [], [], [], [], Final({}, {}))
+        self.history = History(run, [], [], [], [], [], [], [], [], Final({}, {}))
         self.now = 100.0
         self.rows: dict[str, Row] = {}  # in order of seq
         self.held_keys: dict[str, str] = {}
@@ -44,6 +44,7 @@ class World:
         self.numbers: dict[str | None, int] = {}
         self.failures: dict[str, int] = {}
         self.mended: set[str] = set()
+        self.applied: set[str] = set()
         self.away = False
 
     # The application.
@@ -277,6 +278,9 @@ class World:
     def deliver(self, event_id: str) -> None:
         line = self.line(event_id)
         place = [0, len(self.history.deliveries)]
+        if event_id not in self.applied:
+            self.applied.add(event_id)
+            self.history.effects.append(Effect(event_id))
         self.history.deliveries.append(Delivery(event_id, line.key, line.sha256, place, self.tick()))
 
     def move(self, row: Row, state: str, worker: str | None) -> None:
