@@ -12,10 +12,11 @@ from confluent_kafka.admin import AdminClient
 from pymongo import MongoClient
 from sqlalchemy import StaticPool, create_engine
 
-from benchmarks import everyday, idempotent, inbox, sessions
+from benchmarks import endpoint, everyday, idempotent, inbox, sessions
 from benchmarks.bed import Bed
 from benchmarks.costs import OnMongo, OnMysql, OnPostgres
 from benchmarks.trees import Tree
+from pillarbox import Idempotency
 from servers import Kafka, Mongo, MySQL, Postgres
 from tests.mongo_outbox import database_url
 
@@ -60,6 +61,14 @@ async def test_a_round_of_the_inbox_applies_every_event(
 async def test_a_round_of_idempotent_functions_writes_every_order(driver: str, postgres: Postgres) -> None:
     found = await idempotent.measure(driver, postgres.url, rounds=1, turns=2)
     assert found.name == f"idempotent-run-{driver}"
+    assert len(found.ratios) == 1
+
+
+@pytest.mark.skipif(not hasattr(Idempotency, "middleware"), reason="Idempotency has no middleware yet")
+@pytest.mark.asyncio
+async def test_a_round_of_the_endpoint_writes_every_order(postgres: Postgres) -> None:
+    found = await endpoint.measure(postgres.url, rounds=1, turns=2)
+    assert found.name == "idempotent-endpoint"
     assert len(found.ratios) == 1
 
 

@@ -143,6 +143,7 @@ class TestBars:
             ("inbox-batch", ">= 0.9"),
             ("inbox-newer", ">= 0.9"),
             ("idempotent-run", ">= 0.8"),
+            ("idempotent-endpoint", ">= 0.8"),
             ("session-without-aggregates", ">= 0.98"),
         ],
     )

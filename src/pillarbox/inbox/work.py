@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -84,6 +84,10 @@ class Version(NamedTuple):
 
 def build(driver: Driver, verb: str, *work: Any) -> Build[Any]:
     """The steps of one call, for the driver's family of databases."""
-    steps = import_module(f"pillarbox.inbox.{driver.family}")
-    call: Callable[..., Any] = getattr(steps, verb)
-    return partial(call, *work)
+    return partial(_steps(driver.family, verb), *work)
+
+
+@cache
+def _steps(family: str, verb: str) -> Callable[..., Any]:
+    steps: Callable[..., Any] = getattr(import_module(f"pillarbox.inbox.{family}"), verb)
+    return steps
