@@ -46,7 +46,7 @@ async def _create(session: AsyncSession, given: OrderIn) -> dict[str, Any]:
 
 def with_key(sessions: async_sessionmaker[AsyncSession]) -> FastAPI:
     app = FastAPI()
-    once: Any = Idempotency(sessions, scope=lambda _: "c-17", prefix=PREFIX)
+    once = Idempotency(sessions, scope=lambda _: "c-17", prefix=PREFIX)
     app.add_middleware(once.middleware, paths=["/orders"])
 
     @app.post("/orders", status_code=201)

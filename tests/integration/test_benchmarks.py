@@ -16,7 +16,6 @@ from benchmarks import endpoint, everyday, idempotent, inbox, sessions
 from benchmarks.bed import Bed
 from benchmarks.costs import OnMongo, OnMysql, OnPostgres
 from benchmarks.trees import Tree
-from pillarbox import Idempotency
 from servers import Kafka, Mongo, MySQL, Postgres
 from tests.mongo_outbox import database_url
 
@@ -64,7 +63,6 @@ async def test_a_round_of_idempotent_functions_writes_every_order(driver: str, p
     assert len(found.ratios) == 1
 
 
-@pytest.mark.skipif(not hasattr(Idempotency, "middleware"), reason="Idempotency has no middleware yet")
 @pytest.mark.asyncio
 async def test_a_round_of_the_endpoint_writes_every_order(postgres: Postgres) -> None:
     found = await endpoint.measure(postgres.url, rounds=1, turns=2)
