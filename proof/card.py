@@ -5,6 +5,7 @@ from typing import Any
 
 from proof.checker import Report
 from proof.invariants.effects import OTHER_THAN_ONE
+from proof.invariants.requests import OTHER_BODY
 from proof.invariants.sets import LOST
 
 _ZEROES = ("lost", "phantom", "corrupted", "reordered_keys", "fencing_violations", "unattributed_copies")
@@ -42,6 +43,12 @@ def card(report: Report) -> dict[str, Any]:
         "dead": len(history.final.dead),
         "effects": len(history.effects),
         "effects_other_than_one": report.count("I12", sentence=OTHER_THAN_ONE) if run.settings.get("inbox") else None,
+        "requests": {
+            "answers": len(history.replies),
+            "effects": len(history.requests),
+            "replays": sum(reply.is_replayed for reply in history.replies),
+            "refused": sum(reply.status == OTHER_BODY for reply in history.replies),
+        },
         "transactions": {
             "ok": results["ok"],
             "rolled_back": results["rolled_back"] + results["failed"],
@@ -80,13 +87,18 @@ def card(report: Report) -> dict[str, Any]:
 
 def text(card: dict[str, Any]) -> str:
     """The card as a table."""
-    done = card["transactions"]
+    done, requests = card["transactions"], card["requests"]
     versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items() if name != "commit")
     rows = [
         ("run", f"seed {card['seed']}, {card['store']} to {card['broker']}, {card['seconds']:g} s"),
         ("versions", f"{versions}; commit {card['commit'] or 'unknown'}"),
         ("transactions", f"{done['ok']} ok, {done['rolled_back']} rolled back, {done['unknown']} unknown"),
         ("events", f"{card['events']}, {card['deliveries']} deliveries, {card['dead']} dead"),
+        (
+            "requests",
+            f"{requests['answers']} answers, {requests['effects']} effects, {requests['replays']} replays, "
+            f"{requests['refused']} refused",
+        ),
         (
             "faults",
             f"{card['kills']} kills, {card['pauses']} pauses, {card['restarts']} restarts, {card['cuts']} cuts, "

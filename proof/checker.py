@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from proof.facts import Facts
 from proof.history import History
-from proof.invariants import copies, dead, effects, order, ownership, retention, service, sets
+from proof.invariants import copies, dead, effects, order, ownership, requests, retention, service, sets
 from proof.invariants.evidence import evidence
 from proof.violation import Finding, Violation, collect
 
@@ -24,6 +24,7 @@ INVARIANTS: Mapping[str, Callable[[Facts], Iterator[Violation]]] = {
     "I11": dead.dead,
     "I12": effects.inbox,
     "I13": retention.retention,
+    "I14": requests.idempotency_key,
     "I15": service.liveness,
     "I16": service.bounds,
     "I17": service.truthful_counters,

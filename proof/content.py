@@ -17,9 +17,13 @@ def stream_of(key: str) -> str:
     return QUEUE if key.startswith(_TASK) else STREAM
 
 
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def fingerprint(key: str | None, payload: bytes, mark: str) -> str:
     """A hash of key, payload and the header "proof"."""
-    return hashlib.sha256(f"{key}\0{mark}\0".encode() + payload).hexdigest()
+    return sha256_of(f"{key}\0{mark}\0".encode() + payload)
 
 
 # Payloads that an outbox must take, because they are bytes.

@@ -72,6 +72,27 @@ class Effect:
 
 
 @dataclass(slots=True)
+class Requested:
+    """requests.jsonl: what requests with an idempotency key committed, read at the end. No key hides a second one."""
+
+    key: str
+    body: str  # of the request
+    sha256: str  # of the answer
+
+
+@dataclass(slots=True)
+class Replied:
+    """replies.jsonl: one answer, as its client saw it. A request without an answer leaves no line."""
+
+    at: float
+    key: str
+    body: str  # of the request
+    status: int
+    is_replayed: bool
+    sha256: str
+
+
+@dataclass(slots=True)
 class Change:
     """changes.jsonl: the changes that the database logged, in the order of ``seq``.
 
@@ -157,6 +178,8 @@ _LINES = {
     "writers": Attempted,
     "deliveries": Delivery,
     "effects": Effect,
+    "requests": Requested,
+    "replies": Replied,
     "changes": Change,
     "faults": Fault,
     "samples": Sample,
@@ -185,6 +208,8 @@ class History:
     writers: list[Attempted]
     deliveries: list[Delivery]
     effects: list[Effect]
+    requests: list[Requested]
+    replies: list[Replied]
     changes: list[Change]
     traces: list[Trace]
     faults: list[Fault]

@@ -1,7 +1,7 @@
-"""Planted bugs: mistakes that a relay or a consumer could make. A run switches one on by its name, and the checker must
-find it.
+"""Planted bugs: mistakes that a relay, a consumer or a request could make. A run switches one on by its name, and the
+checker must find it.
 
-Each changes the store, the publisher or the inbox of one process from outside the library.
+Each changes the store, the publisher, the inbox or the idempotency keys of one process from outside the library.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from pillarbox import Event
 from pillarbox.batch import Batch, Part
 from pillarbox.drivers.contract import Answer, Driver, Statement, Steps
+from pillarbox.idempotency import Idempotency, Reply, Request
 from pillarbox.inbox import sql as inbox
 from pillarbox.inbox.work import Entry, Place
 from pillarbox.publisher import PUBLISHED, Outcome, Result, rejected, retry
@@ -43,8 +44,14 @@ def _keep(task: asyncio.Task[Any]) -> None:
 
 def plant(name: str | None, store: Any, publisher: Any) -> None:
     """Change this store and this publisher so that they have the bug."""
-    if name is not None and name != EVENT_IN_A_TRANSACTION_OF_ITS_OWN:
+    if name in _OF_RELAYS:
         _OF_RELAYS[name](store, publisher)
+
+
+def plant_in_requests(name: str | None, once: Idempotency) -> None:
+    """Change the idempotency keys of this writer so that they have the bug."""
+    if name in _OF_REQUESTS:
+        _OF_REQUESTS[name](once)
 
 
 def settle_before_the_acknowledgement(store: Any, publisher: Any) -> None:
@@ -399,6 +406,25 @@ def inbox_marks_in_its_own_transaction(store: Any, publisher: Any) -> None:
     _change_records(commit_first)
 
 
+def answer_before_commit(once: Any) -> None:
+    """The client has its answer, and then the transaction fails."""
+    run = once.run
+    calls = count()
+
+    def careless(request: Request, work: Callable[[Any], tuple[int, Any]]) -> Reply:
+        early: list[Reply] = []
+
+        def answer(tx: Any) -> tuple[int, Any]:
+            status, body = work(tx)
+            early.append(Reply(status, body or b""))
+            return (500, b"") if next(calls) % 3 == 0 else (status, body)
+
+        reply: Reply = run(request, answer)
+        return early[0] if early else reply
+
+    once.run = careless
+
+
 _OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {
     each.__name__: each
     for each in (
@@ -425,4 +451,5 @@ _OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {
         inbox_marks_in_its_own_transaction,
     )
 }
-PLANTED: Final = (*_OF_RELAYS, EVENT_IN_A_TRANSACTION_OF_ITS_OWN)
+_OF_REQUESTS: Final[dict[str, Callable[[Idempotency], None]]] = {answer_before_commit.__name__: answer_before_commit}
+PLANTED: Final = (*_OF_RELAYS, *_OF_REQUESTS, EVENT_IN_A_TRANSACTION_OF_ITS_OWN)

@@ -50,7 +50,7 @@ _QUIET_SAMPLES: Final = 4  # after this many empty samples in a row the outbox i
 class Plan:
     """The settings of a run.
 
-    rejected, flaky, held, queued: shares of the load; None: the default of the store and the broker.
+    rejected, flaky, held, queued, requests: shares of the load; None: the default of the store and the broker.
     """
 
     store: str = "postgres"
@@ -73,6 +73,7 @@ class Plan:
     flaky: float | None = None
     held: float | None = None
     queued: float | None = None
+    requests: float | None = None
     hold_seconds: float = 2.0  # the longest that a transaction is held open
     writers_clock: float = 0.0  # the error of the first writer's clock in seconds
 
@@ -251,6 +252,7 @@ def _load(plan: Plan, database: Database, folder: Path, keys: list[str], tasks: 
     load.flaky = load.flaky if plan.flaky is None else plan.flaky
     load.held = load.held if plan.held is None else plan.held
     load.queued = load.queued if plan.queued is None else plan.queued
+    load.requests = load.requests if plan.requests is None else plan.requests
     return load
 
 
@@ -288,6 +290,7 @@ def _collect(database: Database, kafka: Kafka | None, folder: Path, run: Run, or
         "changes": database.changes(),
         "deliveries": deliveries,
         "effects": database.effects(),
+        "requests": database.requests(),
     }
     for name, records in files.items():
         log = Log(folder / f"{name}.jsonl")

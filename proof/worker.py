@@ -80,11 +80,17 @@ class Door(Publisher):
         return await self._handlers.publish(batch)
 
 
-def _publisher(orders: Orders) -> Any:
+def _publishers(orders: Orders) -> tuple[Any, Any]:
+    """One for each stream."""
     if orders.broker["kind"] == "handlers":
         database = kind_of(orders.database)(Path(orders.folder), orders.store)
         handlers = consumer(database, Path(orders.broker["ledger"]), orders.broker["seed"])
-        return Door(handlers, Path(orders.broker["shut"]))
+        shut = Path(orders.broker["shut"])
+        return Door(handlers, shut), Door(handlers, shut)
+    return _kafka(orders), _kafka(orders)
+
+
+def _kafka(orders: Orders) -> Any:
     from pillarbox.publishers.kafka import KafkaPublisher  # a relay without Kafka starts sooner
 
     return KafkaPublisher(
@@ -99,7 +105,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     log = Log(Path(orders.folder) / f"trace-{orders.name}.jsonl")
     store = store_from_url(orders.store)
-    to, queue_to = _publisher(orders), _publisher(orders)
+    to, queue_to = _publishers(orders)
     plant(orders.planted, store, to)
     limits: dict[str, Any] = {
         "retry": Fixed(0.3),

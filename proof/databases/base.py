@@ -13,11 +13,12 @@ from uuid import UUID
 
 from pillarbox import Outbox
 from pillarbox.errors import InvalidEvent
+from pillarbox.idempotency import Idempotency, Reply, Request
 from pillarbox.store import Store
 from pillarbox.urls import store_from_url
 from proof.content import INVALID, stream_of
-from proof.history import Change, Effect, Final, Witness
-from proof.planted import plant
+from proof.history import Change, Effect, Final, Requested, Witness
+from proof.planted import plant, plant_in_requests
 
 if TYPE_CHECKING:  # a writer needs no server, and importing them takes longer than its first transaction
     from servers import Server
@@ -35,8 +36,12 @@ class Written(NamedTuple):
 class Writer(ABC):
     """One client of the application. Each call is one business transaction."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: "Database", planted: str | None = None) -> None:
         self._outbox = Outbox()
+        self._database = database
+        self._planted = planted
+        self._once = Idempotency(database.sessions(), scope=lambda request: "proof")
+        plant_in_requests(planted, self._once)
         self.wait: Callable[[float], object] = time.sleep  # called while the transaction is open
 
     def _add(self, tx: Any, each: Written, event_id: UUID, mark: str, body: bytes) -> None:
@@ -59,6 +64,32 @@ class Writer(ABC):
     @abstractmethod
     def transact(self, wanted: Sequence[Written], *, commit: bool, hold_seconds: float) -> tuple[str, list[str]]:
         """The result as the client saw it (ok, failed, rolled_back or unknown), and the ids of the events."""
+
+    def request(
+        self, key: str, body: str, wanted: Sequence[Written], *, commit: bool
+    ) -> tuple[Reply | None, list[str]]:
+        """Send a request with an idempotency key. Its answer is the id of its first event.
+
+        Returns the answer, None if there was none, and the ids of the events that it wrote.
+        """
+        ids: list[str] = []
+
+        def work(tx: Any) -> tuple[int, Any]:
+            ids.extend(self._write(tx, each) for each in sorted(wanted))
+            if not commit:
+                return 402, None
+            self._database.keep(tx, key, body, ids[0])
+            return 201, ids[0].encode()
+
+        try:
+            reply: Reply = self._once.run(Request("POST", "/orders", body=body.encode(), key=(key,)), work)
+        except Exception:
+            return None, ids
+        return reply, ids
+
+    @abstractmethod
+    def _write(self, tx: Any, each: Written) -> str:
+        """Write an event and its witness in this transaction. Returns its id."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -103,11 +134,15 @@ class Database(ABC):
 
     @abstractmethod
     def sessions(self) -> Any:
-        """What begins the transactions of handlers: a function that opens a connection, or a client."""
+        """What begins the transactions of handlers and requests: a function that opens a connection, or a client."""
 
     @abstractmethod
     def apply(self, tx: Any, event_id: str) -> None:
         """Write the effect of an event in the transaction of its handler. No key keeps it from being there twice."""
+
+    @abstractmethod
+    def keep(self, tx: Any, key: str, body: str, answer: str) -> None:
+        """Write the effect of a request in its transaction. No unique key keeps it from being there twice."""
 
     @abstractmethod
     def cut_sessions(self) -> None:
@@ -129,6 +164,9 @@ class Database(ABC):
 
     @abstractmethod
     def effects(self) -> Iterable[Effect]: ...
+
+    @abstractmethod
+    def requests(self) -> Iterable[Requested]: ...
 
     @abstractmethod
     def changes(self) -> Iterable[Change]: ...

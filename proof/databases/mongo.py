@@ -14,9 +14,9 @@ from pymongo import MongoClient, UpdateOne
 from pymongo.errors import PyMongoError
 
 from pillarbox.ids import uuid7
-from proof.content import QUEUE, fingerprint, payload, stream_of
+from proof.content import QUEUE, fingerprint, payload, sha256_of, stream_of
 from proof.databases.base import Database, Writer, Written
-from proof.history import Change, Effect, Final, Witness
+from proof.history import Change, Effect, Final, Requested, Witness
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD, tz_aware=True)
 _WAITING = ["pending", "failed", "held", "processing"]
@@ -26,10 +26,9 @@ _WATCHED = ("event", "lease", "held_key", "dead_letter", "audit")
 class MongoWriter(Writer):
     """A client whose transaction changes its keys, adds events, and writes the witness."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self._client: MongoClient[dict[str, Any]] = MongoClient(url, timeoutMS=20_000)
-        self._database = self._client.get_default_database()
+    def __init__(self, database: Database, planted: str | None = None) -> None:
+        super().__init__(database, planted)
+        self._client: MongoClient[dict[str, Any]] = MongoClient(database.url, timeoutMS=20_000)
 
     def transact(self, wanted: Sequence[Written], *, commit: bool, hold_seconds: float) -> tuple[str, list[str]]:
         ids: list[str] = []
@@ -52,18 +51,19 @@ class MongoWriter(Writer):
                 return ("failed" if error.has_error_label("TransientTransactionError") else "unknown"), ids
         return "ok", ids
 
-    def _write(self, session: Any, each: Written) -> str:
-        counter = self._database["proof_key"].find_one_and_update(
-            {"_id": each.key}, {"$inc": {"n": 1}}, return_document=True, session=session
+    def _write(self, tx: Any, each: Written) -> str:
+        business = tx.client.get_default_database()
+        counter = business["proof_key"].find_one_and_update(
+            {"_id": each.key}, {"$inc": {"n": 1}}, return_document=True, session=tx
         )
         assert counter is not None
         n = counter["n"]
         event_id, mark = uuid7(), f"{each.key}/{n}"
         body = payload(n, each.size, each.fate)
-        self._add(session, each, event_id, mark, body)
+        self._add(tx, each, event_id, mark, body)
         sha256 = fingerprint(each.key, body, mark)
         row = {"_id": str(event_id), "k": each.key, "n": n, "sha256": sha256, "fate": each.fate}
-        self._database["proof_witness"].insert_one(row, session=session)
+        business["proof_witness"].insert_one(row, session=tx)
         return str(event_id)
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class MongoProof(Database):
 
             self._server = (Mongo() if self.nodes == 1 else MongoSet()).start()
         self._killed: Any = None
-        self._client: MongoClient[dict[str, Any]] = MongoClient(self.url)
+        self._client: MongoClient[dict[str, Any]] = MongoClient(self.url, socketTimeoutMS=20_000)
         self._database = self._client.get_default_database(codec_options=_CODEC)
         self._watching = threading.Event()
         self._stop = threading.Event()
@@ -116,13 +116,14 @@ class MongoProof(Database):
         )
         self._database.create_collection("proof_witness")
         self._database.create_collection("proof_effect")
+        self._database.create_collection("proof_request")
         self._database.create_collection("proof_end")
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         self._watching.wait(30)
 
     def writer(self, planted: str | None = None) -> Writer:
-        return MongoWriter(self.url)
+        return MongoWriter(self, planted)
 
     def cut_sessions(self) -> None:
         self._client.admin.command("killAllSessions", [])
@@ -143,8 +144,7 @@ class MongoProof(Database):
             yield Witness(row["_id"], stream_of(row["k"]), row["k"], row["n"], row["sha256"], row["fate"])
 
     def sessions(self) -> Any:
-        client: MongoClient[dict[str, Any]] = MongoClient(self.url, socketTimeoutMS=20_000)
-        return client
+        return self._client
 
     def apply(self, tx: Any, event_id: str) -> None:
         tx.client.get_default_database()["proof_effect"].insert_one({"event_id": event_id}, session=tx)
@@ -152,6 +152,14 @@ class MongoProof(Database):
     def effects(self) -> Iterable[Effect]:
         for row in self._database["proof_effect"].find():
             yield Effect(row["event_id"])
+
+    def keep(self, tx: Any, key: str, body: str, answer: str) -> None:
+        row = {"k": key, "body": body, "answer": answer}
+        tx.client.get_default_database()["proof_request"].insert_one(row, session=tx)
+
+    def requests(self) -> Iterable[Requested]:
+        for row in self._database["proof_request"].find():
+            yield Requested(row["k"], row["body"], sha256_of(row["answer"].encode()))
 
     def _watch(self) -> None:
         """Write down the raw changes. ``Meaning`` interprets them at the end."""

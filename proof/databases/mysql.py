@@ -20,6 +20,7 @@ class MysqlProof(SqlProof):
         """CREATE TABLE proof_witness (event_id varchar(36) PRIMARY KEY, k varchar(255), n bigint, sha256 varchar(64),
             fate varchar(20)) ENGINE=InnoDB""",
         "CREATE TABLE proof_effect (event_id varchar(36)) ENGINE=InnoDB",
+        "CREATE TABLE proof_request (k varchar(20), body varchar(20), answer varchar(36)) ENGINE=InnoDB",
         """CREATE TABLE proof_change (seq bigint AUTO_INCREMENT PRIMARY KEY, at double NOT NULL,
             kind varchar(20), stream varchar(100), shard int, event_id varchar(36), k varchar(255), old varchar(20),
             new varchar(20), attempts int, owner varchar(255), token bigint, until double) ENGINE=InnoDB""",

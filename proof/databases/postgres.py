@@ -68,6 +68,7 @@ class PostgresProof(SqlProof):
         "CREATE TABLE proof_key (k text PRIMARY KEY, n bigint NOT NULL)",
         "CREATE TABLE proof_witness (event_id text PRIMARY KEY, k text, n bigint, sha256 text, fate text)",
         "CREATE TABLE proof_effect (event_id text)",
+        "CREATE TABLE proof_request (k text, body text, answer text)",
         """CREATE TABLE proof_change (seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
             kind text, stream text, shard int, event_id text, k text, old text, new text, attempts int, owner text,
             token bigint, until timestamptz)""",

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from pillarbox.ids import uuid7
-from proof.content import fingerprint, payload, stream_of
+from proof.content import fingerprint, payload, sha256_of, stream_of
 from proof.databases.base import Database, Writer, Written
-from proof.history import Change, Effect, Final, Witness
+from proof.history import Change, Effect, Final, Requested, Witness
 from proof.planted import EVENT_IN_A_TRANSACTION_OF_ITS_OWN
 
 _COLUMNS = "kind, stream, shard, event_id, k, old, new, attempts, owner, token, until"
@@ -24,18 +24,16 @@ class SqlWriter(Writer):
     """A client whose transaction locks its keys, adds events, and writes the witness."""
 
     def __init__(self, database: "SqlProof", planted: str | None = None) -> None:
-        super().__init__()
-        self._database = database
-        self._planted = planted
+        super().__init__(database, planted)
+        self._sql = database
         self._connection: Any = None
 
     def transact(self, wanted: Sequence[Written], *, commit: bool, hold_seconds: float) -> tuple[str, list[str]]:
         ids: list[str] = []
         try:
-            connection = self._connection = self._connection or self._database.connect()
-            cursor = connection.cursor()
+            connection = self._connection = self._connection or self._sql.connect()
             # Sorted, so that two clients never deadlock.
-            ids.extend(self._write(connection, cursor, each) for each in sorted(wanted))
+            ids.extend(self._write(connection, each) for each in sorted(wanted))
             if hold_seconds:
                 self.wait(hold_seconds)
             if not commit:
@@ -54,14 +52,14 @@ class SqlWriter(Writer):
             return "unknown", ids
         return "ok", ids
 
-    def _write(self, connection: Any, cursor: Any, each: Written) -> str:
-        execute = self._database.execute
+    def _write(self, tx: Any, each: Written) -> str:
+        execute, cursor = self._sql.execute, tx.cursor()
         execute(cursor, "UPDATE proof_key SET n = n + 1 WHERE k = %s", each.key)
         execute(cursor, "SELECT n FROM proof_key WHERE k = %s", each.key)
         n = int(cursor.fetchone()[0])
         event_id, mark = uuid7(), f"{each.key}/{n}"
         body = payload(n, each.size, each.fate)
-        self._add(connection, each, event_id, mark, body)
+        self._add(tx, each, event_id, mark, body)
         row = (str(event_id), each.key, n, fingerprint(each.key, body, mark), each.fate)
         execute(cursor, "INSERT INTO proof_witness (event_id, k, n, sha256, fate) VALUES (%s, %s, %s, %s, %s)", *row)
         return str(event_id)
@@ -161,6 +159,13 @@ class SqlProof(Database):
     def effects(self) -> Iterable[Effect]:
         for (event_id,) in self.query("SELECT event_id FROM proof_effect"):
             yield Effect(event_id)
+
+    def keep(self, tx: Any, key: str, body: str, answer: str) -> None:
+        self.execute(tx.cursor(), "INSERT INTO proof_request (k, body, answer) VALUES (%s, %s, %s)", key, body, answer)
+
+    def requests(self) -> Iterable[Requested]:
+        for key, body, answer in self.query("SELECT k, body, answer FROM proof_request"):
+            yield Requested(key, body, sha256_of(answer.encode()))
 
     def changes(self) -> Iterable[Change]:
         return _without_re_entries(self._logged())

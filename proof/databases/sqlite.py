@@ -19,6 +19,7 @@ class SqliteProof(SqlProof):
         "CREATE TABLE proof_key (k text PRIMARY KEY, n integer NOT NULL)",
         "CREATE TABLE proof_witness (event_id text PRIMARY KEY, k text, n integer, sha256 text, fate text)",
         "CREATE TABLE proof_effect (event_id text)",
+        "CREATE TABLE proof_request (k text, body text, answer text)",
         """CREATE TABLE proof_change (seq integer PRIMARY KEY AUTOINCREMENT,
             at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0), kind text, stream text, shard integer,
             event_id text, k text, old text, new text, attempts integer, owner text, token integer, until text)""",

@@ -7,7 +7,7 @@ import pytest
 
 from proof.card import card
 from proof.checker import INVARIANTS, Report, check
-from proof.history import Attempted, Change, Delivery, Effect, Fault, History, Trace, Witness
+from proof.history import Attempted, Change, Delivery, Effect, Fault, History, Requested, Trace, Witness
 from tests.proof.world import CLOCK, STREAM, World
 
 
@@ -22,8 +22,13 @@ def passes(history: History) -> Report:
 
 
 def calm() -> World:
-    """Twelve events with three keys or none, delivered by one worker."""
+    """Twelve events with three keys or none, delivered by one worker, and requests with two idempotency keys."""
     world = World()
+    for key, body, status in (
+        *(("k1", "usual", 409), ("k1", "usual", 402), ("k1", "usual", 201), ("k1", "usual", 201)),
+        *(("k1", "other", 422), ("k2", "other", 503), ("k2", "other", 201), ("k3", "usual", 503)),
+    ):
+        world.request(key, body, status)
     world.take("w1")
     for _ in range(3):
         world.commit("a", "b", "c", None)
@@ -241,6 +246,34 @@ def apply_without_a_delivery(history: History) -> None:
     history.effects.append(Effect("e99"))
 
 
+def request_twice(history: History) -> None:
+    history.requests.append(Requested("k1", "usual", "answer to k1"))
+
+
+def answer_and_roll_back(history: History) -> None:
+    history.requests.clear()
+
+
+def answer_in_another_way(history: History) -> None:
+    history.replies[3].sha256 = "answer to nobody"
+
+
+def accept_another_body(history: History) -> None:
+    history.replies[4].status, history.replies[4].sha256 = 201, "answer to k1"
+
+
+def refuse_the_same_body(history: History) -> None:
+    history.replies[3].status = 422
+
+
+def refuse_a_free_key(history: History) -> None:
+    history.replies[7].status = 422
+
+
+def forget_the_answer(history: History) -> None:
+    history.replies[3].status = 500
+
+
 def forget_the_event(history: History) -> None:
     history.witness.append(Witness("e99", "orders", None, 99, ""))
     history.deliveries.append(Delivery("e99", None, "", [0, 10_000]))
@@ -443,6 +476,13 @@ MUTATIONS: list[tuple[str, Callable[[History], None]]] = [
     ("I12", apply_without_a_delivery),
     ("I13", prune_early),
     ("I13", prune_what_never_arrived),
+    ("I14", request_twice),
+    ("I14", answer_and_roll_back),
+    ("I14", answer_in_another_way),
+    ("I14", accept_another_body),
+    ("I14", refuse_the_same_body),
+    ("I14", refuse_a_free_key),
+    ("I14", forget_the_answer),
     ("I15", never_recover),
     ("I15", recover_slowly),
     ("I16", open_many_connections),

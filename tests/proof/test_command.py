@@ -20,7 +20,7 @@ ISSUE = [
 def write(history: History, folder: Path) -> None:
     save(folder, "run", history.run)
     save(folder, "final", history.final)
-    for name in ("witness", "writers", "deliveries", "effects", "changes", "faults", "samples"):
+    for name in ("witness", "writers", "deliveries", "effects", "requests", "replies", "changes", "faults", "samples"):
         log = Log(folder / f"{name}.jsonl")
         for line in getattr(history, name):
             log.write(line)

@@ -2,7 +2,21 @@
 
 from dataclasses import dataclass
 
-from proof.history import Attempted, Change, Delivery, Effect, Fault, Final, History, Run, Sample, Trace, Witness
+from proof.history import (
+    Attempted,
+    Change,
+    Delivery,
+    Effect,
+    Fault,
+    Final,
+    History,
+    Replied,
+    Requested,
+    Run,
+    Sample,
+    Trace,
+    Witness,
+)
 
 CLOCK = 1_000_000.0
 LEASE_SECONDS = 30.0
@@ -35,7 +49,7 @@ class World:
         settings = {"max_attempts": MAX_ATTEMPTS, "on_dead": self.on_dead, "slots": 1, "batch": 1000, "inbox": True}
         run = Run(seed=1, store="model", broker="kafka", seconds=60.0, versions={"model": "1"}, settings=settings)
         run.clock = CLOCK
-        self.history = History(run, [], [], [], [], [], [], [], [], Final({}, {}))
+        self.history = History(run, [], [], [], [], [], [], [], [], [], [], Final({}, {}))
         self.now = 100.0
         self.rows: dict[str, Row] = {}  # in order of seq
         self.held_keys: dict[str, str] = {}
@@ -66,6 +80,16 @@ class World:
 
     def abandon(self, result: str = "rolled_back") -> None:
         self.history.writers.append(Attempted(self.tick(), result, [f"never{len(self.history.writers)}"]))
+
+    def request(self, key: str, body: str = "usual", status: int = 201) -> None:
+        """A request with an idempotency key; with status 201 it commits, or gets the answer of the one that did."""
+        known = [each for each in self.history.requests if each.key == key]
+        if known and known[0].body != body:
+            status = 422
+        if status == 201 and not known:
+            self.history.requests.append(Requested(key, body, f"answer to {key}"))
+        sha256 = f"answer to {key}" if status == 201 else "problem"
+        self.history.replies.append(Replied(self.tick(), key, body, status, bool(known and status == 201), sha256))
 
     # The relay.
     def take(self, worker: str) -> None:
