@@ -81,14 +81,14 @@ class OrderedWorker:
         if self.pace.woken:
             # What they read may be older than the events that the store told of.
             self._look_after.update(self._in_turn())
-        if self._failure is not None or not self._may_look():
-            return False
         wait = self.pace.look_at - time.monotonic()
         if wait > 0:
             self._look_after_seconds(wait)
-        else:
-            self.pace.begin_look()
-            self._look_at_all()
+            return True
+        if self._failure is not None or not self._may_look():
+            return False
+        self.pace.begin_look()
+        self._look_at_all()
         return True
 
     def _look_after_seconds(self, wait: float) -> None:
