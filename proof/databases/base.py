@@ -134,7 +134,7 @@ class Database(ABC):
 
     @abstractmethod
     def sessions(self) -> Any:
-        """What begins the transactions of handlers and requests: a function that opens a connection, or a client."""
+        """What begins the transactions of handlers and requests: a pool, a client, or a function that connects."""
 
     @abstractmethod
     def apply(self, tx: Any, event_id: str) -> None:

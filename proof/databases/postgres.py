@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg_pool import ConnectionPool
 
 from proof.content import QUEUE
 from proof.databases.sql import WAITING, SqlProof
@@ -86,6 +87,17 @@ class PostgresProof(SqlProof):
 
     def connect(self) -> Any:
         return psycopg.connect(self.url, connect_timeout=5, prepare_threshold=None)
+
+    def sessions(self) -> Any:
+        # A server process for each event would be most of the work.
+        return ConnectionPool(
+            self.url,
+            min_size=1,
+            max_size=8,
+            open=True,
+            timeout=5,
+            kwargs={"connect_timeout": 5, "prepare_threshold": None},
+        )
 
     def cut_sessions(self) -> None:
         self.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
