@@ -15,7 +15,7 @@ _IN_VAIN_SECONDS: Final = 0.007
 _WITH_EVENTS: Final = 5
 _WITH_EVENTS_SECONDS: Final = 0.001
 # Who is told of an event looks at once, but not so soon after its last look: then frequent events share a turn.
-_BETWEEN_SECONDS: Final = 0.004
+_BETWEEN_SECONDS: Final = 0.002
 # A poll asks for more than a look, and what it alone finds is less urgent: how often in the longest wait at rest.
 _POLL_SHARE: Final = 100
 _POLLS: Final = 4
