@@ -228,9 +228,11 @@ async def test_a_session_that_begins_nothing_is_refused(desk: Desk) -> None:
 @pytest.mark.asyncio
 async def test_a_pool_has_no_transaction(desk: Desk) -> None:
     pool = await desk.app.pool()
-    with pytest.raises(ConfigError, match=r"no transaction; pass a .*inbox\.once"):
-        await desk.inbox().record(pool, event_of())
-    await desk.app.close_pool(pool)
+    try:
+        with pytest.raises(ConfigError, match=r"no transaction; pass a .*inbox\.once"):
+            await desk.inbox().record(pool, event_of())
+    finally:
+        await desk.app.close_pool(pool)
 
 
 @pytest.mark.asyncio

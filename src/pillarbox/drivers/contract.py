@@ -187,9 +187,6 @@ class PoolDriver(Driver):
     def in_transaction(self) -> bool:
         raise _no_transaction()
 
-    def run(self, build: "Build[T]") -> Any:
-        raise _no_transaction()
-
     def ask(self, statement: Any) -> Awaitable[Answer]:
         raise _no_transaction()
 

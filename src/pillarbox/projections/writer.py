@@ -40,4 +40,6 @@ def upsert(
     driver = driver_of(tx.connection if isinstance(tx, Transaction) else tx)
     steps = sql if driver.family == "sql" else import_module("pillarbox.projections.mongo")
     steps.check(row)
+    if driver.is_pool and driver.family == "sql":
+        driver.check()  # raises: a pool has no connection of its own
     return YesOrNo(driver, partial(steps.upsert, row), "upsert")
