@@ -32,12 +32,12 @@ SHORT = Plan(
 TWO = replace(SHORT, workers=2, least_faults=1)
 # Runs without a crash need long leases: on a slow machine a short one could run out.
 LASTING = 60.0
-CALM = replace(SHORT, faults="none", rejected=0.05, flaky=0.05, lease_seconds=LASTING)
+CALM = replace(SHORT, faults="none", rejected=0.05, flaky=0.05, requests=0.3, lease_seconds=LASTING)
 KILLS = replace(TWO, only="kill_at_point:settled", least_faults=2, queued=0.0)
-BACKLOG = replace(SHORT, only="stop", rejected=0.05, writers_clock=-3600, least_faults=3)
+# Not with a stopped relay: it may hold SQLite's lock, and then nobody writes.
+BACKLOG = replace(SHORT, only="broker", rejected=0.05, writers_clock=-3600, least_faults=1, lease_seconds=LASTING)
 OUTAGE = replace(SHORT, only="broker", least_faults=1, lease_seconds=LASTING)
 OPERATOR = replace(SHORT, only="operator:replay", on_dead="block", rejected=0.1, least_faults=2, lease_seconds=LASTING)
-REQUESTS = replace(CALM, requests=0.7)
 # These need PostgreSQL: SQLite has no clock of its own, no late commits, and a stopped worker may hold its lock.
 SERVER = replace(TWO, store="postgres", seconds=3.0)
 CLOCKS = replace(SERVER, only="clock:3600", writers=3, held=0.2, hold_seconds=0.3, lease_seconds=LASTING)
@@ -57,7 +57,6 @@ WITHOUT_A_BUG = {
     "clocks": CLOCKS,
     "queue": QUEUE,
     "copies": COPIES,
-    "requests": REQUESTS,
 }
 
 
@@ -91,7 +90,7 @@ BUGS = {
     "event_in_a_transaction_of_its_own": Caught(CALM, "I4"),
     "claim_settled_without_its_token": Caught(QUEUE, "I8"),
     "claim_of_what_another_has": Caught(replace(CALM, workers=2, queued=1.0), "I7"),
-    "answer_before_commit": Caught(REQUESTS, "I14"),
+    "answer_before_commit": Caught(CALM, "I14"),
     "inbox_looks_first": Caught(COPIES, "I12"),
     "inbox_marks_in_its_own_transaction": Caught(CALM, "I12"),
 }
