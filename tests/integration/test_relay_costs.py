@@ -159,7 +159,7 @@ async def test_a_turn_on_sqlite_has_few_statements_however_long_it_is(sqlite: Sq
     assert max(counts) <= 6
 
 
-@pytest.mark.parametrize("database", OUTBOXES)
+@pytest.mark.parametrize("database", [name for name in OUTBOXES if name != "mariadb"])  # it cannot skip locked rows
 async def test_all_leases_are_renewed_in_one_round_trip(request: pytest.FixtureRequest, database: str) -> None:
     server: Server = request.getfixturevalue(database)
     wire = Wire(server.port)

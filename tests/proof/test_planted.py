@@ -37,7 +37,7 @@ KILLS = replace(TWO, only="kill_at_point:settled", least_faults=2, queued=0.0)
 # Not with a stopped relay: it may hold SQLite's lock, and then nobody writes.
 BACKLOG = replace(SHORT, only="broker", rejected=0.05, writers_clock=-3600, least_faults=1, lease_seconds=LASTING)
 OUTAGE = replace(SHORT, only="broker", least_faults=1, lease_seconds=LASTING)
-OPERATOR = replace(SHORT, only="operator:replay", on_dead="block", rejected=0.1, least_faults=2, lease_seconds=LASTING)
+OPERATOR = replace(SHORT, only="operator:replay", on_dead="block", rejected=0.1, least_faults=5, lease_seconds=LASTING)
 # These need PostgreSQL: SQLite has no clock of its own, no late commits, and a stopped worker may hold its lock.
 SERVER = replace(TWO, store="postgres", seconds=3.0)
 CLOCKS = replace(SERVER, only="clock:3600", writers=3, held=0.2, hold_seconds=0.3, lease_seconds=LASTING)

@@ -202,6 +202,8 @@ class MysqlDatabase:
         self.name = name
         # From the URL until the server is asked, for migrations that are only printed.
         self.collation = _COLLATIONS["MariaDB" if url.startswith("mariadb:") else "MySQL"]
+        # MariaDB ignores SKIP LOCKED in the subquery of an UPDATE.
+        self.can_skip_locked = not url.startswith("mariadb:")
         self._places = PerLoop(lambda: asyncio.Semaphore(pool_size))
         self._resting: list[Session] = []
         self._is_open = False
@@ -242,6 +244,7 @@ class MysqlDatabase:
             await cursor.execute("SELECT VERSION(), @@max_allowed_packet")
             ((version, max_packet),) = await cursor.fetchall()
             self.collation = _COLLATIONS["MariaDB" if "MariaDB" in version else "MySQL"]
+            self.can_skip_locked = "MariaDB" not in version
             for setting in _SETTINGS:
                 await cursor.execute(setting.format(collation=self.collation))
         except BaseException:

@@ -30,6 +30,8 @@ _NO_TABLE = (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncp
 class PostgresDatabase:
     """Runs statements on connections of any origin."""
 
+    can_skip_locked = True
+
     def __init__(self, connections: Connections, name: str, url: str = "") -> None:
         self._connections = connections
         self.url = url

@@ -34,6 +34,9 @@ class Database(Connection, Protocol):
     """Opens connections, and maps the driver's errors to StoreDown, StoreError, SchemaError and DuplicateEvent."""
 
     url: str  # with its secrets; empty: the connections are the application's
+    can_skip_locked: (
+        bool  # whether an UPDATE can pass over rows that another transaction has locked, or nobody locks rows
+    )
 
     async def open(self, *, create: bool = False) -> None:
         """Safe to call twice. ``create``: make the file of a database that is a file."""

@@ -98,7 +98,7 @@ class SqlTurns:
         ]
 
     async def renew(self, grants: Sequence[Grant], seconds: float) -> Collection[Grant]:
-        if len({(grant.stream, grant.worker) for grant in grants}) == 1:
+        if self._db.can_skip_locked and len({(grant.stream, grant.worker) for grant in grants}) == 1:
             renewed = await self._db.execute(self._sql["renew_all"], **joint_fence(grants), seconds=seconds)
             if renewed == len(grants):
                 return grants

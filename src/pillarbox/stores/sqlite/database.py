@@ -29,6 +29,8 @@ def filled(statement: SqlText, values: Mapping[str, Any]) -> tuple[str, dict[str
 class SqliteDatabase:
     """One connection, used in one thread; asyncio waits for it outside the event loop."""
 
+    can_skip_locked = True
+
     def __init__(self, path: str) -> None:
         self.path = path
         self.url = f"sqlite:///{path}"
