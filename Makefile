@@ -21,7 +21,7 @@ SELECTION = $(QUICK) tests/conformance tests/drivers tests/integration \
 	--servers=$(SERVERS) -m 'not long' -n $(CORES) --dist loadfile -q -rfE
 
 .PHONY: help env demo example test quick check format docs servers available matrix lowest coverage bench compare \
-	figures prove long lock build clean
+	figures prove consumers long lock build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ figures: env ## put the tables and plots of a benchmark into the documentation (
 
 prove: env servers ## break servers and relays for a while and check every event (STORE= BROKER= SECONDS= SEED= ARGS=)
 	@$(PY) -m proof run --store $(STORE) --broker $(BROKER) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+consumers: env servers ## the same for consumers of Kafka (STORE=postgres or mongo, SECONDS= SEED= ARGS=)
+	@$(PY) -m proof consumers --store $(STORE) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 long: env available ## run the tests that take minutes: three MongoDB nodes, the proxy, rarely used servers
 	@$(PYTEST) -n 2 --dist loadfile -m long

@@ -15,8 +15,10 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from benchmarks.pulsar_topics import PulsarTopics
+from benchmarks.rabbit import Queues
 from pillarbox.stores.mysql.url import connect_settings
-from servers import Kafka, MariaDB, Mongo, MySQL, Postgres, start_all
+from servers import Kafka, MariaDB, Mongo, MySQL, Postgres, Pulsar, RabbitMQ, start_all
 from servers.process import drop_folder, make_folder
 
 S = TypeVar("S", MySQL, MariaDB)
@@ -116,6 +118,14 @@ class Bed:
         return self._started(MariaDB(settings=MYSQL_SETTINGS))
 
     @cached_property
+    def queues(self) -> Queues:
+        server = RabbitMQ()
+        server.start()
+        self._stack.callback(server.close)
+        print("server    RabbitMQ (quorum queues)", flush=True)
+        return Queues(server)
+
+    @cached_property
     def mongo(self) -> "BenchMongo":
         server = BenchMongo()
         server.start()
@@ -123,6 +133,14 @@ class Bed:
         version = server.admin({"buildInfo": 1})["version"]
         print(f"server    MongoDB {version} (one node, majority writes wait for the journal)", flush=True)
         return server
+
+    @cached_property
+    def pulsar(self) -> PulsarTopics:
+        server = Pulsar(jit="normal")
+        server.start()
+        self._stack.callback(server.close)
+        print("server    Pulsar standalone (one bookie, its journal is synced)", flush=True)
+        return PulsarTopics(server)
 
     def _started(self, server: S) -> S:
         server.start()

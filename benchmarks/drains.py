@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.bed import Bed, say
 from benchmarks.child import Child
@@ -20,13 +20,27 @@ BATCH = 2000
 BATCH_BYTES = 4_000_000
 
 
+class Broker(Protocol):
+    """The other end of a drain. Kafka, the bed's own, unless another one is given."""
+
+    @property
+    def servers(self) -> str: ...
+
+    def topic(self, name: str) -> str: ...
+
+    def messages(self, topic: str) -> int: ...
+
+    def drop_topic(self, name: str) -> None: ...
+
+
 class Drains:
     """Runs drains in their own processes, and checks that each event reached the broker once."""
 
-    def __init__(self, bed: Bed, name: str) -> None:
+    def __init__(self, bed: Bed, name: str, broker: Broker | None = None) -> None:
         self._bed = bed
         self._name = name
-        self._topic = bed.topic(name)
+        self._broker: Broker = broker or bed
+        self._topic = self._broker.topic(name)
         self._sent = 0
 
     def run(
@@ -44,7 +58,7 @@ class Drains:
         may send more.
         """
         told: dict[str, Any] = {
-            "servers": self._bed.servers,
+            "servers": self._broker.servers,
             "topic": self._topic,
             "url": self._bed.url,
             "prefix": "outbox",
@@ -71,11 +85,11 @@ class Drains:
         return found
 
     def _new_messages(self) -> int:
-        before, self._sent = self._sent, self._bed.messages(self._topic)
+        before, self._sent = self._sent, self._broker.messages(self._topic)
         return self._sent - before
 
     def close(self) -> None:
-        self._bed.drop_topic(self._topic)
+        self._broker.drop_topic(self._topic)
 
 
 def cpu(found: list[dict[str, Any]]) -> float:
@@ -98,9 +112,10 @@ def _against_bare(
     bare: str,
     load: Callable[[], None],
     bare_settings: dict[str, Any] | None = None,
+    broker: Broker | None = None,
     **settings: Any,
 ) -> Row:
-    drains, of_bare = Drains(bed, name), {**settings, **(bare_settings or {})}
+    drains, of_bare = Drains(bed, name, broker), {**settings, **(bare_settings or {})}
     ours, floor = in_turn(
         scale.rounds,
         lambda: drains.run("ours", scale.events, load, **settings),
@@ -121,6 +136,23 @@ def warm_up(bed: Bed, scale: Scale) -> None:
 def postgres(bed: Bed, scale: Scale) -> Row:
     """Ordered, rows kept."""
     return _against_bare(bed, scale, "postgres-kafka", "floor_postgres", lambda: fill_postgres(bed.url, scale.events))
+
+
+def pulsar(bed: Bed, scale: Scale) -> Row:
+    """Ordered, rows kept, to Pulsar in batches of one key."""
+    few = scale.with_events(scale.events // 2)
+    warm = Drains(bed, "postgres-pulsar-warm-up", bed.pulsar)
+    warm.run("floor_pulsar", few.events, lambda: fill_postgres(bed.url, few.events))
+    warm.close()
+    return _against_bare(
+        bed,
+        few,
+        "postgres-pulsar",
+        "floor_pulsar",
+        lambda: fill_postgres(bed.url, few.events),
+        broker=bed.pulsar,
+        to="pulsar",
+    )
 
 
 def postgres_deleted(bed: Bed, scale: Scale) -> Row:
@@ -144,6 +176,38 @@ def handlers(bed: Bed, scale: Scale) -> Row:
         "floor_handlers",
         lambda: fill_postgres(bed.url, scale.events),
         to="handlers",
+    )
+
+
+def metrics(bed: Bed, scale: Scale) -> Row:
+    """The relay's CPU with the metrics of Prometheus, against the same relay without."""
+    name = "postgres-kafka-metrics"
+    drains = Drains(bed, name)
+
+    def load() -> None:
+        fill_postgres(bed.url, scale.events)
+
+    on, off = in_turn(
+        scale.rounds,
+        lambda: drains.run("ours", scale.events, load, metrics=True),
+        lambda: drains.run("ours", scale.events, load),
+    )
+    drains.close()
+    with_metrics, without = ([each["cpu_us_per_event"] for each in side] for side in (on, off))
+    return Row(name, "us of CPU/event", with_metrics, without, {"events": scale.events}, "without metrics")
+
+
+def rabbitmq(bed: Bed, scale: Scale) -> Row:
+    """Ordered, rows kept, to a quorum queue of RabbitMQ."""
+    few = scale.with_events(scale.events // 10)
+    return _against_bare(
+        bed,
+        few,
+        "postgres-rabbitmq",
+        "floor_rabbitmq",
+        lambda: fill_postgres(bed.url, few.events),
+        broker=bed.queues,
+        to="rabbitmq",
     )
 
 

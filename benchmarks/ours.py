@@ -6,14 +6,20 @@ import signal
 import sys
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from benchmarks.child import answer, settings_from_parent
 from benchmarks.clock import Clock
 from benchmarks.handled import Handled
 from benchmarks.load import add_more
 from pillarbox.bench.clocks import DrainObserver, PublishObserver
+from pillarbox.observe import Observer
+from pillarbox.observe.prometheus import Prometheus
 from pillarbox.publisher import Publisher
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.publishers.kafka import KafkaPublisher
+from pillarbox.publishers.pulsar import PulsarPublisher
+from pillarbox.publishers.rabbitmq import RabbitMQPublisher
 from pillarbox.relay import Relay, Stream
 from pillarbox.store import Store
 from pillarbox.urls import store_from_url
@@ -25,6 +31,25 @@ def _store(settings: dict[str, Any]) -> Store:
 
 def _kafka(settings: dict[str, Any]) -> Publisher:
     return KafkaPublisher(servers=settings["servers"], topic=settings["topic"], producers=settings["slots"])
+
+
+def _rabbitmq(settings: dict[str, Any]) -> Publisher:
+    return RabbitMQPublisher(settings["servers"], queue=settings["topic"], connections=settings["slots"])
+
+
+def _pulsar(settings: dict[str, Any]) -> Publisher:
+    return PulsarPublisher(servers=settings["servers"], topic=settings["topic"], producers=settings["slots"])
+
+
+def _publisher(settings: dict[str, Any], handled: Handled) -> Publisher:
+    match settings.get("to", "kafka"):
+        case "handlers":
+            return _handlers(handled)
+        case "pulsar":
+            return _pulsar(settings)
+        case "rabbitmq":
+            return _rabbitmq(settings)
+    return _kafka(settings)
 
 
 def _handlers(handled: Handled) -> Publisher:
@@ -47,9 +72,12 @@ async def drain(settings: dict[str, Any]) -> dict[str, Any]:
     """Publish a backlog and report how fast. ``refills``: how often to load as many events again and drain them."""
     clock, refills = Clock(settings["events"]), settings.get("refills", 0)
     handled = Handled()
-    publisher = _handlers(handled) if settings.get("to") == "handlers" else _kafka(settings)
+    publisher = _publisher(settings, handled)
     stream = Stream("default", to=publisher, slots=settings["slots"], batch=settings["batch"])
-    relay = Relay(_store(settings), [stream], observers=[DrainObserver(clock)], keep_published=_keep_seconds(settings))
+    observers: list[Observer] = [DrainObserver(clock)]
+    if settings.get("metrics"):
+        observers.append(Prometheus(registry=CollectorRegistry()))
+    relay = Relay(_store(settings), [stream], observers=observers, keep_published=_keep_seconds(settings))
     service = asyncio.create_task(relay.run())
     await clock.done.wait()
     for _ in range(refills):

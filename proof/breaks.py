@@ -14,7 +14,7 @@ from proof.databases.base import Database
 from proof.history import Fault, Log
 from proof.proxy import Proxy
 from proof.tracer import POINTS
-from servers import Kafka
+from servers import Server
 
 Broken: TypeAlias = Generator[float, None, None]
 
@@ -39,11 +39,11 @@ def _modes(proxy: Proxy, chance: Random) -> list[tuple[str, Callable[[], Any]]]:
 class Breaks:
     """The faults, and the state that they share."""
 
-    def __init__(self, chance: Random, database: Database, kafka: Kafka | None, crew: Crew, detail: str) -> None:
+    def __init__(self, chance: Random, database: Database, broker: Server | None, crew: Crew, detail: str) -> None:
         """``detail``: points, a clock or the action of an operator; empty: any."""
         self._chance = chance
         self._database = database
-        self._kafka = kafka
+        self._broker = broker
         self._crew = crew
         self._detail = detail
         self._log = Log(crew.folder / "faults.jsonl")
@@ -346,21 +346,21 @@ class Breaks:
         self._note("broker", point=f"proxy:{name}", at=begun)
 
     def broker(self) -> Broken:
-        if self._kafka is not None and "broker" not in self._away:
+        if self._broker is not None and "broker" not in self._away:
             self._away.add("broker")
             begun = time.monotonic()
-            self._kafka.kill()
+            self._broker.kill()
             yield self._chance.uniform(0.5, 3.0)
-            self._kafka.start()
+            self._broker.start()
             self._away.discard("broker")
             self._note("broker", at=begun)
 
     def broker_pause(self) -> Broken:
-        if self._kafka is not None and "broker" not in self._away:
+        if self._broker is not None and "broker" not in self._away:
             self._away.add("broker")
             begun = time.monotonic()
-            self._kafka.pause()
+            self._broker.pause()
             yield self._chance.uniform(0.5, 4.0)
-            self._kafka.resume()
+            self._broker.resume()
             self._away.discard("broker")
             self._note("broker", point="half open", at=begun)

@@ -5,9 +5,15 @@ from dataclasses import dataclass
 
 from proof.facts import Facts
 from proof.history import History
-from proof.invariants import copies, dead, effects, order, ownership, requests, retention, service, sets
+from proof.invariants import copies, dead, effects, metrics, order, ownership, requests, retention, service, sets
 from proof.invariants.evidence import evidence
 from proof.violation import Finding, Violation, collect
+
+
+def _truthful(facts: Facts) -> Iterator[Violation]:
+    yield from service.truthful_counters(facts)
+    yield from metrics.truthful_metrics(facts)
+
 
 INVARIANTS: Mapping[str, Callable[[Facts], Iterator[Violation]]] = {
     "evidence": evidence,
@@ -27,7 +33,7 @@ INVARIANTS: Mapping[str, Callable[[Facts], Iterator[Violation]]] = {
     "I14": requests.idempotency_key,
     "I15": service.liveness,
     "I16": service.bounds,
-    "I17": service.truthful_counters,
+    "I17": _truthful,
 }
 
 

@@ -1,12 +1,19 @@
 """Deliveries, read from the destination's own log and not from the relay."""
 
+import asyncio
 import json
+import os
 from pathlib import Path
+from typing import Any, Final
 
+import aiormq
+import pulsar
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from proof.content import fingerprint
 from proof.history import Delivery
+
+_READ_SECONDS: Final = 120.0
 
 
 def from_ledger(path: Path) -> list[Delivery]:
@@ -39,6 +46,53 @@ def from_kafka(servers: str, topic: str, partitions: int) -> list[Delivery]:
             left.discard(partition)
     consumer.close()
     return sorted(found, key=lambda delivery: tuple(delivery.place))
+
+
+async def from_rabbitmq(url: str, queue: str) -> list[Delivery]:
+    """Deliveries to a RabbitMQ queue, from its beginning to its end. They are taken out."""
+    found: list[Delivery] = []
+    is_complete = asyncio.Event()
+    async with aiormq.connect(url) as connection:
+        channel = await connection.channel()
+        count = (await channel.queue_declare(queue, passive=True)).message_count or 0
+
+        async def take(message: Any) -> None:
+            found.append(_from_queue(message, len(found)))
+            if len(found) == count:
+                is_complete.set()
+
+        if count:
+            await channel.basic_consume(queue, take, no_ack=True)
+            await asyncio.wait_for(is_complete.wait(), _READ_SECONDS)
+    return found
+
+
+def _from_queue(message: Any, number: int) -> Delivery:
+    properties = message.header.properties
+    headers: dict[str, Any] = properties.headers
+    key = headers.get("event_key")
+    sha256 = fingerprint(key, message.body, str(headers.get("proof", "")))
+    # The server notes no instant.
+    return Delivery(properties.message_id, key, sha256, [0, number], 0.0)
+
+
+def from_pulsar(url: str, topic: str) -> list[Delivery]:
+    """Deliveries to Pulsar: every partition from its beginning to its end."""
+    log = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    client = pulsar.Client(url, stats_interval_in_seconds=0, logger=log)
+    found: list[Delivery] = []
+    for partition, name in enumerate(client.get_topic_partitions(topic)):
+        reader = client.create_reader(name, pulsar.MessageId.earliest)
+        place = 0
+        while reader.has_message_available():
+            message = reader.read_next(30_000)
+            headers, key = message.properties(), message.partition_key() or None
+            sha256 = fingerprint(key, message.data(), headers.get("proof", ""))
+            written_at = message.publish_timestamp() / 1000
+            found.append(Delivery(headers["event_id"], key, sha256, [partition, place], written_at))
+            place += 1
+    client.close()
+    return found
 
 
 def _delivery(message: Message) -> Delivery:

@@ -20,7 +20,7 @@ class Run:
 
     seed: int
     store: str
-    broker: str  # kafka, or handlers
+    broker: str  # kafka, rabbitmq, pulsar, or handlers
     seconds: float  # how long events were written
     versions: dict[str, str]
     settings: dict[str, Any]  # max_attempts, on_dead, lease_seconds, slots, batch, keys, writers, workers ...
@@ -134,7 +134,19 @@ class Trace:
     shard: int | None = None
     token: int | None = None
     event_ids: Sequence[str] = ()
-    outcomes: Sequence[str] = ()  # of published: published, retry, rejected, untried
+    # Of published: published, retry, rejected, untried. Of settled and refused: published, failed, dead, parked, held.
+    # Of take: took_over, if the owner before had died.
+    outcomes: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class Scrape:
+    """scrape-WORKER.jsonl: the counters on a relay's page of metrics. A killed relay's last line is shortly before its
+    end."""
+
+    at: float
+    worker: str
+    counters: dict[str, float]  # by name and the values of its labels, such as "outbox_failed_total retry proof"
 
 
 @dataclass(slots=True)
@@ -215,15 +227,18 @@ class History:
     faults: list[Fault]
     samples: list[Sample]
     final: Final
+    scrapes: list[Scrape] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         lists: dict[str, Any] = {name: list(_read(folder / f"{name}.jsonl", kind)) for name, kind in _LINES.items()}
         traces = [line for path in sorted(folder.glob("trace-*.jsonl")) for line in _read(path, Trace)]
+        scrapes = [line for path in sorted(folder.glob("scrape-*.jsonl")) for line in _read(path, Scrape)]
         return cls(
             run=Run(**json.loads((folder / "run.json").read_text())),
             traces=sorted(traces, key=lambda trace: trace.at),
             final=Final(**json.loads((folder / "final.json").read_text())),
+            scrapes=sorted(scrapes, key=lambda scrape: scrape.at),
             **lists,
         )
 

@@ -9,7 +9,7 @@ from proof.breaks import Breaks, Broken
 from proof.crew import Crew
 from proof.databases.base import Database
 from proof.tracer import POINTS
-from servers import Kafka
+from servers import Server
 
 _LONG_SECONDS = 120.0
 
@@ -23,7 +23,7 @@ class Injector(Breaks):
         only: str | None,
         chance: Random,
         database: Database,
-        kafka: Kafka | None,
+        broker: Server | None,
         crew: Crew,
         seconds: float,
         least: int = 0,
@@ -32,7 +32,7 @@ class Injector(Breaks):
         """``only``: one kind of fault, again and again. After a colon: points, a clock or the action of an operator:
         ``kill_at_point:settled``, ``stop_at_point:reading,settling``, ``clock:3600``, ``operator:replay``."""
         only, _, detail = (only or "").partition(":")
-        super().__init__(chance, database, kafka, crew, detail)
+        super().__init__(chance, database, broker, crew, detail)
         self._least, self._every_point = least, every_point
         self._active: list[tuple[float, Broken]] = []
         self._next = time.monotonic() + min(1.5, seconds / 8)
@@ -54,7 +54,7 @@ class Injector(Breaks):
             "operator": (2, self.operator),
             "lock": (1, self.lock),
             "migration": (1, self.migration),
-            "broker": (1, self.shut_the_door if self._kafka is None else self.broker),
+            "broker": (1, self.shut_the_door if self._broker is None else self.broker),
         }
         if self._database.port is not None:
             known |= {"network": (3, self.network), "swallow": (3, self.swallow), "client": (2, self.client)}
@@ -62,7 +62,7 @@ class Injector(Breaks):
             known["clock"] = (1, self.clock)
         if self._database.can_restart:
             known |= {"database": (1, self.database), "sessions": (2, self.sessions), "freeze": (1, self.freeze)}
-        if self._kafka is not None:
+        if self._broker is not None:
             known |= {"broker_pause": (1, self.broker_pause), "broker_network": (2, self.broker_network)}
         if only:
             if only not in known:

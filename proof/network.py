@@ -2,24 +2,23 @@
 
 from typing import Any
 
+from proof.brokers import Broker
 from proof.databases.base import Database
 from proof.proxy import Proxy
 from proof.proxy_thread import ProxyThread
-from servers import Kafka
-
-BROKER_PROXIES = 4
 
 
 class Network:
     """Opens proxies. All stay open until the end of the run."""
 
-    def __init__(self, database: Database, kafka: Kafka | None) -> None:
+    def __init__(self, database: Database, broker: Broker | None) -> None:
         self._database = database
         self._thread = ProxyThread()
-        self._kafka = kafka
         self.broker: list[Proxy] = []
-        if kafka is not None:
-            self.broker = [self._thread.open("127.0.0.1", ports.target, port=ports.listen) for ports in kafka.proxies]
+        if broker is not None:
+            self.broker = [
+                self._thread.open("127.0.0.1", ports.target, port=ports.listen) for ports in broker.proxies()
+            ]
 
     def to_database(self) -> Proxy | None:
         """A new proxy to the database; None: its clients cannot be sent through one."""

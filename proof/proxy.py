@@ -306,7 +306,8 @@ class Proxy:
         rest = memoryview(data)
         while rest:
             mode = self._mode
-            if flow.deaf or flow.vanishes(mode):
+            # After a gap nothing passes, also in the moment before the connection is reset.
+            if flow.deaf or flow.holed or flow.vanishes(mode):
                 flow.holed |= flow.vanishes(mode)
                 self.counts.lost[flow.direction] += len(rest)
                 return

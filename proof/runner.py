@@ -11,30 +11,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
 from pillarbox import __version__
 from pillarbox.errors import PillarboxError
+from proof.brokers import HANDLERS, Broker, broker_of
 from proof.content import QUEUE, STREAM, keys_of
 from proof.crew import Crew
 from proof.databases import kind_of
 from proof.databases.base import Database
-from proof.deliveries import from_kafka, from_ledger
+from proof.deliveries import from_ledger
 from proof.history import IN_STATE, History, Log, Run, save
 from proof.injector import Injector
 from proof.migrator import migrate
-from proof.network import BROKER_PROXIES, Network
+from proof.network import Network
 from proof.samples import Samples
 from proof.worker import Orders
 from proof.writer import Load
-from servers import Kafka
-from servers.kafka import VERSION as KAFKA_VERSION
 
-_TOPIC: Final = "proof"
-_PARTITIONS: Final = 4
-_REJECTED_BYTES: Final = 300_000
-_TOPIC_BYTES: Final = 200_000
+_REJECTED_BYTES: Final = 300_000  # more than LARGEST_BYTES of the brokers
 _KEYS: Final = 24
 _TASKS: Final = 8  # keys of the queue
 _LONG_RUN_SECONDS: Final = 120.0
@@ -87,17 +80,17 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
     folder.mkdir(parents=True, exist_ok=True)
     tell(f"starting {plan.store} and {plan.broker}")
     database = kind_of(plan.store)(folder)
-    kafka = Kafka(proxies=BROKER_PROXIES) if plan.broker == "kafka" else None
+    broker = broker_of(plan.broker)
     crew: Crew | None = None
     network: Network | None = None
     try:
-        if kafka is not None:
-            kafka.start()
+        if broker is not None:
+            broker.server.start()
         keys = keys_of(STREAM, _KEYS)
         tasks = keys_of(QUEUE, _TASKS)
         database.prepare([*keys, *tasks, _LONG_KEY])
-        orders = _orders(plan, database, kafka, folder)
-        network = Network(database, kafka)
+        orders = _orders(plan, database, broker, folder)
+        network = Network(database, broker)
         crew = Crew(folder, orders, database, network)
         for number in range(plan.writers):
             crew.start_writer(_load(plan, database, folder, keys, tasks), plan.writers_clock if number == 0 else 0.0)
@@ -106,10 +99,10 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
         for _ in range(plan.workers):
             crew.start_worker()
         crew.await_start()
-        run = _run(plan, database, kafka, orders)
+        run = _run(plan, database, broker, orders)
         save(folder, "run", run)
         samples = Samples(database, crew, folder)
-        _break_things(plan, database, kafka, crew, tell)
+        _break_things(plan, database, broker, crew, tell)
         run.healed = time.monotonic()
         crew.stop_writers()
         tell("all faults have ended; waiting until the outbox is at rest")
@@ -119,22 +112,25 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
         run.settings["broken"] = crew.broken() + _half_made(database, crew)
         run.ended = time.monotonic()
         tell("collecting the history")
-        _collect(database, kafka, folder, run, orders)
+        _collect(database, broker, folder, run, orders)
         return History.read(folder)
     finally:
         if crew is not None:
             crew.close()
         if network is not None:
             network.close()
-        if kafka is not None:
-            kafka.close()
+        if broker is not None:
+            broker.server.close()
         database.close()
 
 
-def _break_things(plan: Plan, database: Database, kafka: Kafka | None, crew: Crew, tell: Callable[[str], None]) -> None:
+def _break_things(
+    plan: Plan, database: Database, broker: Broker | None, crew: Crew, tell: Callable[[str], None]
+) -> None:
     chance = random.Random(plan.seed)
+    server = None if broker is None else broker.server
     injector = Injector(
-        plan.faults, plan.only, chance, database, kafka, crew, plan.seconds, plan.least_faults, plan.every_point
+        plan.faults, plan.only, chance, database, server, crew, plan.seconds, plan.least_faults, plan.every_point
     )
     begun = told = time.monotonic()
     while (now := time.monotonic()) < begun + plan.seconds or (
@@ -149,13 +145,13 @@ def _break_things(plan: Plan, database: Database, kafka: Kafka | None, crew: Cre
     injector.heal()
 
 
-def _orders(plan: Plan, database: Database, kafka: Kafka | None, folder: Path) -> Orders:
+def _orders(plan: Plan, database: Database, broker: Broker | None, folder: Path) -> Orders:
     return Orders(
         "",
         str(folder),
         plan.store,
         database.url,
-        _broker(plan, kafka, folder),
+        _broker(plan, broker, folder),
         on_dead=plan.on_dead,
         lease_seconds=plan.lease_seconds,
         prune_seconds=plan.prune_seconds,
@@ -163,12 +159,12 @@ def _orders(plan: Plan, database: Database, kafka: Kafka | None, folder: Path) -
     )
 
 
-def _run(plan: Plan, database: Database, kafka: Kafka | None, orders: Orders) -> Run:
+def _run(plan: Plan, database: Database, broker: Broker | None, orders: Orders) -> Run:
     versions = {
         "pillarbox": __version__,
         "python": platform.python_version(),
         "store": database.version(),
-        "broker": plan.broker if kafka is None else f"Kafka {KAFKA_VERSION}",
+        "broker": plan.broker if broker is None else broker.version(),
         "commit": commit(),
     }
     settings = {
@@ -183,7 +179,7 @@ def _run(plan: Plan, database: Database, kafka: Kafka | None, orders: Orders) ->
         "faults": plan.faults,
         "only": plan.only,
         "stream": STREAM,
-        "inbox": kafka is None,
+        "inbox": broker is None,
         "queue_streams": [QUEUE],
         "keep_seconds": orders.keep_seconds,
         "memory_bound": _MEMORY_BOUND_MB,
@@ -220,19 +216,15 @@ def _half_made(database: Database, crew: Crew) -> list[str]:
     return found
 
 
-def _broker(plan: Plan, kafka: Kafka | None, folder: Path) -> dict[str, Any]:
-    if kafka is None:
-        ledger, shut = folder / "ledger.jsonl", folder / "shut"
-        return {"kind": "handlers", "ledger": str(ledger), "shut": str(shut), "seed": plan.seed}
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 2})
-    config = {"max.message.bytes": str(_TOPIC_BYTES)}
-    topic = NewTopic(_TOPIC, num_partitions=_PARTITIONS, replication_factor=1, config=config)
-    admin.create_topics([topic])[_TOPIC].result(30)
-    return {"kind": "kafka", "servers": kafka.bootstrap_servers, "topic": _TOPIC}
+def _broker(plan: Plan, broker: Broker | None, folder: Path) -> dict[str, Any]:
+    if broker is not None:
+        return broker.prepare()
+    ledger, shut = folder / "ledger.jsonl", folder / "shut"
+    return {"kind": HANDLERS, "ledger": str(ledger), "shut": str(shut), "seed": plan.seed}
 
 
 def _load(plan: Plan, database: Database, folder: Path, keys: list[str], tasks: list[str]) -> Load:
-    handlers = plan.broker == "handlers"
+    handlers = plan.broker == HANDLERS
     load = Load(
         "",
         str(folder),
@@ -279,12 +271,8 @@ async def _counted(store: Any) -> dict[str, int]:
     return dict(found)
 
 
-def _collect(database: Database, kafka: Kafka | None, folder: Path, run: Run, orders: Orders) -> None:
-    deliveries = (
-        from_ledger(Path(orders.broker["ledger"]))
-        if kafka is None
-        else from_kafka(kafka.bootstrap_servers, _TOPIC, _PARTITIONS)
-    )
+def _collect(database: Database, broker: Broker | None, folder: Path, run: Run, orders: Orders) -> None:
+    deliveries = from_ledger(Path(orders.broker["ledger"])) if broker is None else broker.deliveries()
     files: dict[str, Any] = {
         "witness": database.witness(),
         "changes": database.changes(),

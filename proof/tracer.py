@@ -10,16 +10,18 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from pillarbox import Event
 from pillarbox.batch import Batch, Part
 from pillarbox.event import Status
 from pillarbox.observe import Observer
 from pillarbox.publisher import Outcome
-from pillarbox.store import Claim, ClaimResults, Grant, Settlement
+from pillarbox.store import PARKED, Claim, ClaimResults, Grant, Settlement
 from proof.history import Log, Trace
 
 POINTS: Final = (
@@ -27,6 +29,7 @@ POINTS: Final = (
     *("renewing", "taking", "pruning"),
 )
 _SOON_SECONDS: Final = 0.02
+_NO_RESULTS: Final[Mapping[UUID, str]] = MappingProxyType({})
 
 
 class Points:
@@ -87,7 +90,8 @@ class Tracer(Observer):
 
     def after_take(self, stream: str, grants: Sequence[Grant], seconds: float) -> None:
         for grant in grants:
-            self._write("take", _lease(grant))
+            took_over = grant.previous not in (None, grant.worker)
+            self._write("take", _lease(grant), outcomes=["took_over"] if took_over else ())
 
     def before_give(self, grants: Sequence[Grant]) -> None:
         for grant in grants:
@@ -120,7 +124,7 @@ class Tracer(Observer):
         refused = {settlement.grant.shard for settlement in lost}
         for settlement in settlements:
             kind = "refused" if settlement.grant.shard in refused else "settled"
-            self._write(kind, _lease(settlement.grant), _settled(settlement))
+            self._write(kind, _lease(settlement.grant), _settled(settlement), _results(settlement))
         if len(lost) < len(settlements):
             self._points.at("settled")
 
@@ -147,15 +151,15 @@ class Tracer(Observer):
 
     def after_settle_claims(self, claims: Sequence[Claim], results: ClaimResults, refused: int, seconds: float) -> None:
         # The store does not say which of them it refused.
-        self._write_claims("refused" if refused else "settled", _charged(claims, results))
+        self._write_claims("refused" if refused else "settled", _charged(claims, results), _results_by_id(results))
         self._points.at("settled")
 
-    def _write_claims(self, kind: str, claims: Iterable[Claim]) -> None:
+    def _write_claims(self, kind: str, claims: Iterable[Claim], results: Mapping[UUID, str] = _NO_RESULTS) -> None:
         leases: dict[Lease, list[Event]] = defaultdict(list)
         for claim in claims:
             leases[Lease(claim.event.stream, None, claim.token)].append(claim.event)
         for lease, events in leases.items():
-            self._write(kind, lease, _ids(events))
+            self._write(kind, lease, _ids(events), [results[event.id] for event in events] if results else ())
 
     def before_publish(self, batch: Batch) -> None:
         self._points.at("before_send")
@@ -185,6 +189,19 @@ def _part_lease(stream: str, part: Part) -> Lease:
 def _settled(settlement: Settlement) -> list[str]:
     failures = [failure.event for failure in (*settlement.failed, *settlement.dead)]
     return _ids([*settlement.published, *failures, *settlement.held])
+
+
+def _results(settlement: Settlement) -> list[str]:
+    """What became of the events of ``_settled``, in their order."""
+    dead = ["parked" if failure.error == PARKED else "dead" for failure in settlement.dead]
+    published, failed, held = settlement.published, settlement.failed, settlement.held
+    return [*["published"] * len(published), *["failed"] * len(failed), *dead, *["held"] * len(held)]
+
+
+def _results_by_id(results: ClaimResults) -> dict[UUID, str]:
+    found = {event.id: "published" for event in results.published}
+    found |= {failure.event.id: "failed" for failure in results.failed}
+    return found | {failure.event.id: "dead" for failure in results.dead}
 
 
 def _charged(claims: Sequence[Claim], results: ClaimResults) -> list[Claim]:

@@ -19,12 +19,14 @@ from pillarbox import Handlers
 from pillarbox.batch import Batch
 from pillarbox.publisher import Needs, Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.relay import Fixed, OnDead, Relay, Stream
+from pillarbox.tasks import ended
 from pillarbox.urls import store_from_url
 from proof.consumer import consumer
 from proof.content import QUEUE, STREAM
 from proof.databases import kind_of
 from proof.history import Log, Trace
 from proof.planted import plant
+from proof.scraper import Scraper
 from proof.tracer import Points, Tracer
 
 
@@ -87,7 +89,8 @@ def _publishers(orders: Orders) -> tuple[Any, Any]:
         handlers = consumer(database, Path(orders.broker["ledger"]), orders.broker["seed"])
         shut = Path(orders.broker["shut"])
         return Door(handlers, shut), Door(handlers, shut)
-    return _kafka(orders), _kafka(orders)
+    publisher = {"kafka": _kafka, "rabbitmq": _rabbitmq, "pulsar": _pulsar}[orders.broker["kind"]]
+    return publisher(orders), publisher(orders)
 
 
 def _kafka(orders: Orders) -> Any:
@@ -97,6 +100,28 @@ def _kafka(orders: Orders) -> Any:
         servers=orders.broker["servers"],
         topic=orders.broker["topic"],
         strict_keys=orders.on_dead != "skip",
+    )
+
+
+def _pulsar(orders: Orders) -> Any:
+    from pillarbox.publishers.pulsar import PulsarPublisher
+
+    return PulsarPublisher(
+        servers=orders.broker["servers"],
+        topic=orders.broker["topic"],
+        max_message_bytes=orders.broker["max_bytes"],
+    )
+
+
+def _rabbitmq(orders: Orders) -> Any:
+    from pillarbox.publishers.rabbitmq import RabbitMQPublisher
+
+    return RabbitMQPublisher(
+        f"amqp://{orders.broker['servers']}",
+        queue=orders.broker["queue"],
+        max_bytes=orders.broker["max_bytes"],
+        stuck="5s",
+        connect_timeout="2s",
     )
 
 
@@ -117,21 +142,23 @@ def main() -> None:
         Stream(STREAM, to, slots=orders.slots, batch=orders.batch, on_dead=OnDead(orders.on_dead), **limits),
         Stream(QUEUE, queue_to, mode="queue", **limits),
     ]
+    scraper = Scraper(Path(orders.folder), orders.name)
     relay = Relay(
         store,
         streams,
-        observers=[Tracer(log, orders.name, Points())],
+        observers=[Tracer(log, orders.name, Points()), scraper.observer],
         prune_every=orders.prune_seconds,
         keep_published=orders.keep_seconds,
         grace=10.0,
     )
     relay.name = orders.name  # the same name in traces and leases; the harness makes it unique
     log.write(Trace(time.monotonic(), orders.name, "start"))
-    asyncio.run(_run(relay))
+    asyncio.run(_run(relay, scraper))
+    scraper.scrape()
     log.write(Trace(time.monotonic(), orders.name, "stop"))
 
 
-async def _run(relay: Relay) -> None:
+async def _run(relay: Relay, scraper: Scraper) -> None:
     """Run the relay. SIGUSR1 and SIGUSR2 print its threads and tasks, to see why it does not end."""
     loop = asyncio.get_running_loop()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -141,7 +168,9 @@ async def _run(relay: Relay) -> None:
             task.print_stack(file=sys.stderr)
 
     signal.signal(signal.SIGUSR2, tasks)
+    scraping = asyncio.create_task(scraper.run())
     await relay.run()
+    await ended(scraping)
 
 
 def as_argument(orders: Orders) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from . import REGISTRY, Server, ServerError, apt, start_all
@@ -31,7 +32,7 @@ def main() -> int:
     if arguments.command == "up":
         return _up([REGISTRY[name]() for name in dict.fromkeys(arguments.names)])
     classes = [REGISTRY[name] for name in arguments.names] or [c for c in REGISTRY.values() if not c.on_request]
-    return _fetch([each() for each in classes])
+    return _fetch([each() for each in classes], {} if arguments.names else apt.TOOLS)
 
 
 def _unknown(name: str) -> str:
@@ -49,8 +50,9 @@ def _list() -> int:
     return 0
 
 
-def _fetch(servers: Sequence[Server]) -> int:
+def _fetch(servers: Sequence[Server], tools: Mapping[str, str]) -> int:
     groups = [server.packages for server in servers if server.packages and server.missing()]
+    groups += [(package,) for program, package in tools.items() if shutil.which(program) is None]
     failures = apt.install(groups) if groups else []
     for server in servers:
         try:

@@ -16,6 +16,9 @@ REFUSALS = {
     Path("/etc/postgresql-common/createcluster.d/pillarbox.conf"): "create_main_cluster = false\n",
 }
 
+# Programs of packages that are no servers to the tests: promtool tests the alert rules.
+TOOLS = {"promtool": "prometheus"}
+
 
 def command(packages: Sequence[str]) -> str:
     return f"apt-get install -y --no-install-recommends {' '.join(packages)}"

@@ -129,6 +129,11 @@ class Kafka(JavaServer):
             "broker.heartbeat.interval.ms": "200",
             "broker.session.timeout.ms": "2000",
             "group.initial.rebalance.delay.ms": "0",
+            # A dead consumer is noticed after a second, and the new protocol answers at once, where a test wants it.
+            "group.min.session.timeout.ms": "1000",
+            "group.consumer.min.session.timeout.ms": "1000",
+            "group.consumer.min.heartbeat.interval.ms": "100",
+            "group.consumer.heartbeat.interval.ms": "100",
             # The default takes 128 MB of the heap.
             "log.cleaner.dedupe.buffer.size": "2097152",
             **self.settings,

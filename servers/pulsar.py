@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from . import maven
 from .java import JavaServer, Jit
+from .kafka import ProxyPorts
 from .process import free_port
 
 VERSION = "4.2.4"
@@ -51,9 +52,20 @@ class Pulsar(JavaServer):
         "-Dlog4j2.configurationFile=log4j2.properties",
     )
     ready_line = "messaging service is ready"
+    start_seconds = 180.0  # it takes long on a busy machine
 
-    def __init__(self, *, settings: Mapping[str, str] | None = None, jit: Jit = "fast-start") -> None:
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, str] | None = None,
+        jit: Jit = "fast-start",
+        proxies: int = 0,
+        admin_token: str = "",
+    ) -> None:
+        """`proxies` as for Kafka. `admin_token` is for a broker whose settings let only known clients in."""
         super().__init__(settings=settings, jit=jit)
+        self.proxies = [ProxyPorts(free_port(), free_port()) for _ in range(proxies)]
+        self.admin_token = admin_token
         self._admin_port = free_port()
         self._bookie_port = free_port()
 
@@ -78,7 +90,9 @@ class Pulsar(JavaServer):
             str(self.folder / "bookkeeper"),
         ]
         ports = ["--num-bookies", "1", "--bookkeeper-port", str(self._bookie_port)]
-        less = ["--no-functions-worker", "--no-stream-storage", "--advertised-address", "127.0.0.1"]
+        less = ["--no-functions-worker", "--no-stream-storage"]
+        if not self.proxies:
+            less += ["--advertised-address", "127.0.0.1"]
         configuration = ["--config", str(self.folder / "standalone.conf")]
         return self.java(self.main_class, *configuration, *data, *ports, *less)
 
@@ -87,7 +101,9 @@ class Pulsar(JavaServer):
         return super().ready() and self._owns_topics()
 
     def _owns_topics(self) -> bool:
-        question = f"{self.admin_url}/lookup/v2/topic/persistent/public/default/ready"
+        question = urllib.request.Request(f"{self.admin_url}/lookup/v2/topic/persistent/public/default/ready")
+        if self.admin_token:
+            question.add_header("Authorization", f"Bearer {self.admin_token}")
         try:
             with urllib.request.urlopen(question, timeout=5):
                 return True
@@ -103,7 +119,7 @@ class Pulsar(JavaServer):
         return {
             "clusterName": "standalone",
             "bindAddress": "127.0.0.1",
-            "advertisedAddress": "127.0.0.1",
+            **({} if self.proxies else {"advertisedAddress": "127.0.0.1"}),
             "brokerServicePort": str(self.port),
             "webServicePort": str(self._admin_port),
             **dict.fromkeys(one, "1"),
@@ -122,5 +138,19 @@ class Pulsar(JavaServer):
             "numWorkerThreadsForNonPersistentTopic": "1",
             "bookkeeperClientNumIoThreads": "2",
             "managedLedgerCacheSizeMB": "32",
+            **self._listeners(),
             **self.settings,
+        }
+
+    def _listeners(self) -> Mapping[str, str]:
+        """The broker tells a client who comes through a proxy the proxy's address."""
+        if not self.proxies:
+            return {}
+        own = [f"own:{self.url}", *(f"p{n}:pulsar://127.0.0.1:{each.listen}" for n, each in enumerate(self.proxies))]
+        bound = [f"p{n}:pulsar://127.0.0.1:{each.target}" for n, each in enumerate(self.proxies)]
+        return {
+            "internalListenerName": "own",
+            "allowLoopback": "true",  # of the bookie, which has the broker's address otherwise
+            "advertisedListeners": ",".join(own),
+            "bindAddresses": ",".join(bound),
         }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from . import apt
 from .base import Server
+from .errors import ServerError
 from .process import free_port
 
 # Not the programs on the PATH: those wrappers want to be root and to become another user.
@@ -53,6 +55,14 @@ class RabbitMQ(Server):
         # Otherwise Erlang starts its name server as a daemon that outlives the node.
         self.launch_helper(["epmd", "-address", "127.0.0.1", "-port", str(self._names_port)])
         return [str(self.folder / "sbin" / "rabbitmq-server")]
+
+    def ctl(self, *arguments: str) -> None:
+        """Run ``rabbitmqctl`` on this node."""
+        program = next(HOMES.glob("rabbitmq_server-*")) / "escript" / "rabbitmqctl"
+        environment = {**os.environ, **self.environment()}
+        done = subprocess.run([str(program), *arguments], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise ServerError(f"rabbitmqctl {arguments[0]} failed: {done.stderr or done.stdout}")
 
     def _copy_home(self, home: Path) -> None:
         # Erlang looks for each of a thousand modules in every folder of its path. Without the plugins of

@@ -21,7 +21,7 @@ import confluent_kafka.admin
 import confluent_kafka.cimpl
 import nats
 import psycopg
-import pulsar  # type: ignore[import-untyped]
+import pulsar
 import pymongo
 import pymysql
 import pytest

@@ -1,14 +1,16 @@
 """Orders of several shops: a request's order, its events, its idempotency key and its answer are one transaction.
 
-FastAPI and SQLAlchemy on PostgreSQL. The relay runs in the application and calls a handler, whose effects happen once.
-See the README beside this file.
+FastAPI and SQLAlchemy on PostgreSQL, and Pulsar. The relay runs in the application and publishes to a topic for each
+tenant. A projector is a service of its own that counts the sales, each one once. See the README beside this file.
 """
 
 import argparse
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
@@ -20,9 +22,27 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from pillarbox import Aggregate, Event, Handlers, Idempotency, Inbox, Outbox, Relay, Stream, UnitOfWork, current_tenant
+from pillarbox import (
+    Aggregate,
+    Consumer,
+    Event,
+    Handlers,
+    Idempotency,
+    Inbox,
+    Outbox,
+    Reject,
+    Relay,
+    Stream,
+    UnitOfWork,
+    current_tenant,
+)
+from pillarbox.observe.prometheus import Prometheus
+from pillarbox.operations import count_dead
+from pillarbox.store import Filter
 
 URL = os.environ.get("ORDERS_URL", "postgresql://localhost/orders")
+PULSAR = os.environ.get("ORDERS_PULSAR", "pulsar://localhost:6650")
+TENANTS = ("acme", "rival")
 
 
 class OrderPlaced(BaseModel):
@@ -44,7 +64,14 @@ class OrderCancelled(BaseModel):
 TYPES = {"order.placed": OrderPlaced, "order.paid": OrderPaid, "order.cancelled": OrderCancelled}
 engine = create_async_engine(URL.replace("postgresql://", "postgresql+asyncpg://", 1))
 sessions = async_sessionmaker(engine, expire_on_commit=False)
-outbox, handlers, inbox = Outbox(types=TYPES), Handlers(), Inbox("sales")
+metrics = Prometheus()
+outbox, handlers = Outbox(types=TYPES, observers=[metrics]), Handlers(unknown="skip")
+inbox = Inbox("sales", observers=[metrics])
+
+
+def topic_of(tenant: str) -> str:
+    """Each tenant has a topic of its own."""
+    return f"orders-{tenant}"
 
 
 class Base(DeclarativeBase):
@@ -67,16 +94,19 @@ class Order(Base, Aggregate):
     @classmethod
     def place(cls, tenant: str, item: str, cents: int) -> "Order":
         order = cls(id=uuid4(), tenant=tenant, item=item, cents=cents, state="placed")
-        order.add_event("order.placed", OrderPlaced(order_id=order.id, item=item, cents=cents))
+        order._tell("order.placed", OrderPlaced(order_id=order.id, item=item, cents=cents))
         return order
 
     def pay(self) -> None:
         self._move("placed", "paid")
-        self.add_event("order.paid", OrderPaid(order_id=self.id, cents=self.cents))
+        self._tell("order.paid", OrderPaid(order_id=self.id, cents=self.cents))
 
     def cancel(self, reason: str) -> None:
         self._move("placed", "cancelled")
-        self.add_event("order.cancelled", OrderCancelled(order_id=self.id, reason=reason))
+        self._tell("order.cancelled", OrderCancelled(order_id=self.id, reason=reason))
+
+    def _tell(self, type: str, payload: BaseModel) -> None:
+        self.add_event(type, payload, topic=topic_of(self.tenant))
 
     def _move(self, before: str, after: str) -> None:
         if self.state != before:
@@ -89,7 +119,7 @@ class WrongState(Exception):
 
 
 class Sales(Base):
-    """A projection: what each tenant has sold."""
+    """A projection: what each tenant has sold. Only a tenant with a contract has a row."""
 
     __tablename__ = "sales"
     tenant: Mapped[str] = mapped_column(primary_key=True)
@@ -127,18 +157,28 @@ async def count_sale(event: Event, session: AsyncSession) -> None:
     """Adding is not idempotent. The inbox makes it happen once, however often the event comes."""
     sales = await session.get(Sales, event.tenant, with_for_update=True)
     if sales is None:
-        sales = Sales(tenant=event.tenant, orders=0, cents=0)
-        session.add(sales)
+        raise Reject(f"{event.tenant} has no contract")  # a dead letter, until somebody makes one and replays it
     sales.orders += 1
     sales.cents += OrderPaid.model_validate_json(event.payload).cents
 
 
-relay = Relay(URL, [Stream("default", to=handlers)])
+# Every event has a topic. The relay looks every 0.1 s while events come, and every 2 s at rest. PostgreSQL wakes it
+# earlier.
+relay = Relay(
+    URL,
+    [Stream("default", to=f"{PULSAR}?topic=*", poll="100ms", poll_limit="2s", max_attempts=5)],
+    observers=[metrics],
+)
 
-
-@handlers.on("*")
-async def ignore(event: Event) -> None:
-    """Nobody in this example needs the other events."""
+# For ``pillarbox consume orders:projector``. Events without a handler are skipped.
+projector = Consumer(
+    "sales",
+    f"{PULSAR}?topic={','.join(map(topic_of, TENANTS))}",
+    to=handlers,
+    store=URL,
+    max_attempts=3,
+    observers=[metrics],
+)
 
 
 async def make_tables() -> None:
@@ -162,7 +202,8 @@ def tenant_of(request: Request) -> str | None:
 
 
 app = FastAPI(lifespan=lifespan)
-once = Idempotency(sessions, scope=tenant_of, required=True)
+once = Idempotency(sessions, scope=tenant_of, required=True, observers=[metrics])
+app.mount("/outbox", relay.health)  # /outbox/livez, /outbox/readyz and /outbox/metrics
 app.add_middleware(once.middleware, paths=["/orders"])
 
 
@@ -238,6 +279,31 @@ async def serving() -> AsyncIterator[str]:
         await running
 
 
+@contextmanager
+def projecting() -> Iterator[None]:
+    """The projector as a service."""
+    words = [sys.executable, "-m", "pillarbox", "consume", "orders:projector", "--log-level", "error"]
+    service = subprocess.Popen(words, cwd=os.path.dirname(os.path.abspath(__file__)))
+    try:
+        yield
+    finally:
+        service.terminate()
+        service.wait()
+
+
+async def agree(tenant: str) -> None:
+    """Make a contract."""
+    async with sessions.begin() as session:
+        session.add(Sales(tenant=tenant, orders=0, cents=0))
+
+
+async def replay() -> None:
+    """What an operator types."""
+    words = [sys.executable, "-m", "pillarbox", "dead", "replay", "--consumer", "sales", "--all"]
+    environment = os.environ | {"PILLARBOX_STORE": URL}
+    await asyncio.to_thread(subprocess.run, words, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
 async def story(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, headers={"X-Tenant": "acme"}, timeout=30) as client:
 
@@ -270,15 +336,34 @@ async def story(url: str) -> None:
         late = await post(f"/orders/{second['id']}/pay", "pay-2")
         print(f"payment of a cancelled order: {late.status_code}")
 
+        await post(f"/orders/{theirs.json()['id']}/pay", "pay-1", tenant="rival")
         await relay.drain()
-        sold = (await client.get("/sales")).json()
-        print(f"sales of acme: {sold['orders']} order, {sold['cents']} cents")
+
+        async def sales_of(tenant: str) -> str:
+            """Wait until the projector has counted one."""
+            while True:
+                sold = (await client.get("/sales", headers={"X-Tenant": tenant})).json()
+                if sold["orders"]:
+                    return f"{sold['orders']} order, {sold['cents']} cents"
+                await asyncio.sleep(0.1)
+
+        print(f"sales of acme: {await sales_of('acme')}")
+        dead = 0
+        while not dead:
+            dead = await count_dead(relay.store, Filter(consumer="sales"))
+            await asyncio.sleep(0.1)
+        print("a sale of rival, which has no contract, is a dead letter")
+        await agree("rival")
+        await replay()
+        print(f"replayed with a contract, sales of rival: {await sales_of('rival')}")
 
 
 async def play() -> None:
     await make_tables()
+    await agree("acme")
     async with serving() as url:
-        await story(url)
+        with projecting():
+            await story(url)
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ class Checkout:
         self.client: MongoClient[dict[str, Any]] = MongoClient(url, uuidRepresentation="standard")
         database = self.client.get_default_database()
         self.purchases, self.wallets = database["purchases"], database["wallets"]
+        self.videos = database["videos"]
         self.outbox = Outbox()
 
     def buy(self, customer: str, video: str, cents: int) -> UUID:
@@ -51,6 +52,19 @@ class Checkout:
 
         with self.client.start_session() as session:
             session.with_transaction(pay)
+        return event_id
+
+    def upload(self, bucket: str, name: str, media_type: str) -> UUID:
+        """Offer a video, and return the id of the event, for which a runner does its work once."""
+        event_id = stable_id("video", bucket, name)
+        video = {"bucket": bucket, "object": name, "media_type": media_type}
+
+        def offer(session: ClientSession) -> None:
+            self.videos.insert_one({"_id": event_id, **video}, session=session)
+            self.outbox.add(session, "video.uploaded", video, id=event_id, key=event_id)
+
+        with self.client.start_session() as session:
+            session.with_transaction(offer)
         return event_id
 
 

@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from pymongo import MongoClient, ReturnDocument
 from pymongo.client_session import ClientSession
 
 from pillarbox import Check, Event, Handlers, Outbox, Reject, Relay, Stream, stable_id, upsert
 from pillarbox.maintenance.reconcile import Reconcile
+from pillarbox.observe.prometheus import Prometheus
 
 CREATED = "PageRevisionCreated"
 # The stream that renders comes last: if a revision has a snapshot, all its events were written. The check below looks
@@ -40,7 +42,8 @@ class Wiki:
         database = self.client.get_default_database()
         self.pages, self.revisions = database["pages"], database["revisions"]
         self.snapshots, self.words, self.media = database["snapshots"], database["words"], database["media"]
-        self.outbox = Outbox(transactions=transactions)
+        self.metrics = Prometheus(registry=CollectorRegistry())
+        self.outbox = Outbox(transactions=transactions, observers=[self.metrics])
 
     def save(self, page_id: str, text: str) -> int:
         """Save a page and return the number of the new revision."""
@@ -115,18 +118,20 @@ class Wiki:
             raise Reject(f"there is no revision {of['page_id']}:{of['revision_id']}")
         return of["page_id"], of["revision_id"], revision["text"]
 
-    def relay(self) -> Relay:
+    def relay(self, listen: str | None = None) -> Relay:
         streams = []
         for name, function in (("wiki", self.render), ("search", self.index), ("media", self.recount)):
             handlers = Handlers()
             handlers.on(CREATED)(function)
             streams.append(Stream(name, to=handlers, mode="queue", concurrency=4, max_attempts=5, lease="60s"))
-        return Relay(self.url, streams, checks=[Check("snapshots", self.heads_without_snapshot)])
+        checks = [Check("snapshots", self.heads_without_snapshot)]
+        return Relay(self.url, streams, checks=checks, observers=[self.metrics], listen=listen)
 
 
 def relay() -> Relay:
     """For ``pillarbox relay wiki:relay``."""
-    return Wiki(os.environ["WIKI_URL"], transactions=os.environ.get("WIKI_TRANSACTIONS") != "0").relay()
+    wiki = Wiki(os.environ["WIKI_URL"], transactions=os.environ.get("WIKI_TRANSACTIONS") != "0")
+    return wiki.relay(os.environ.get("WIKI_LISTEN"))
 
 
 async def story(wiki: Wiki) -> None:

@@ -1,6 +1,7 @@
 """A transactional outbox: events written with your data, published at least once and in order per key."""
 
 from pillarbox.aggregates import Aggregate, UnitOfWork, check_saved, current_tenant
+from pillarbox.consumer import Consumer
 from pillarbox.errors import InvalidEvent, Outage, PillarboxError, Reject, StaleAggregate
 from pillarbox.event import Event, Mode, Status
 from pillarbox.idempotency import Idempotency
@@ -10,13 +11,13 @@ from pillarbox.maintenance.check import Check
 from pillarbox.outbox import EventSink, Outbox
 from pillarbox.projections import upsert
 from pillarbox.publishers.handlers import Handlers
-from pillarbox.relay import Exponential, Fixed, Linear, OnDead, Relay, Stream
-
-__version__ = "0.1.0.dev0"
+from pillarbox.relay import Exponential, Fixed, Linear, OnDead, Relay, Schedule, Stream
+from pillarbox.version import __version__
 
 __all__ = [
     "Aggregate",
     "Check",
+    "Consumer",
     "Event",
     "EventSink",
     "Exponential",
@@ -33,10 +34,12 @@ __all__ = [
     "PillarboxError",
     "Reject",
     "Relay",
+    "Schedule",
     "StaleAggregate",
     "Status",
     "Stream",
     "UnitOfWork",
+    "__version__",
     "check_saved",
     "current_tenant",
     "stable_id",

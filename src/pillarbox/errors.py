@@ -36,6 +36,10 @@ class StoreError(PillarboxError):
     """The database refused, and trying again will not help until someone acts."""
 
 
+class NotAllowed(StoreError):
+    """The database does not allow this user what was asked."""
+
+
 class StoreDown(PillarboxError):
     """The database cannot be reached now; the relay tries again by itself."""
 

@@ -9,7 +9,7 @@ from pillarbox.errors import InvalidEvent
 from pillarbox.event import Event
 
 # Lengths in characters; a topic's is what Kafka allows.
-_NAME_LIMITS: Final = {
+NAME_LIMITS: Final = {
     "stream": 100,
     "tenant": 100,
     "topic": 249,
@@ -23,9 +23,9 @@ _NAME_LIMITS: Final = {
     "schema_version": 100,
     "consumer": 100,  # not a field: the name of an inbox
 }
-_FIELDS: Final = tuple(name for name in _NAME_LIMITS if name in Event._fields)
+_FIELDS: Final = tuple(name for name in NAME_LIMITS if name in Event._fields)
 _REQUIRED: Final = frozenset({"stream", "tenant", "type", "content_type", "consumer"})
-_OPTIONAL: Final = _NAME_LIMITS.keys() - _REQUIRED - {"topic"}  # may be none
+_OPTIONAL: Final = NAME_LIMITS.keys() - _REQUIRED - {"topic"}  # may be none
 _HEADER_BYTES: Final = 32_768
 # MySQL keeps no instant before the year 1000, MongoDB finds no due event before 1971, and asyncpg reads the end of the
 # year 9999 as infinity.
@@ -61,8 +61,8 @@ def check_name(name: str, value: Any) -> None:
         raise InvalidEvent(f"{name} is of type {type(value).__name__}; pass text")
     if not value and name in _REQUIRED:
         raise InvalidEvent(f"{name} is empty; give it a name")
-    if len(value) > _NAME_LIMITS[name]:
-        raise InvalidEvent(f"{name} has {len(value)} characters, the limit is {_NAME_LIMITS[name]}; shorten it")
+    if len(value) > NAME_LIMITS[name]:
+        raise InvalidEvent(f"{name} has {len(value)} characters, the limit is {NAME_LIMITS[name]}; shorten it")
     _check_text(name, value)
 
 

@@ -10,11 +10,11 @@ from pillarbox.errors import ConfigError
 # Tables of all databases; each database has some of them.
 TABLES = (
     *("meta", "event", "stream", "worker", "lease", "held_key", "dead_letter", "audit", "sleeper", "key_lock"),
-    *("inbox", "inbox_version", "idempotency"),
+    *("inbox", "inbox_version", "idempotency", "consumer"),
 )
 _INDEXES = (
     *("ready_index", "held_index", "due_index", "leased_index", "held_due_index", "dead_index", "aggregate_index"),
-    *("inbox_age_index", "idempotency_age_index"),
+    *("inbox_age_index", "idempotency_age_index", "replay_index"),
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 

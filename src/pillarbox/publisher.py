@@ -4,9 +4,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pillarbox.batch import Batch
+from pillarbox.finding import Finding
 
 ERROR_LENGTH: Final = 500
 
@@ -36,6 +37,8 @@ class Outcome(NamedTuple):
 
     after_seconds: the destination asked for a pause: the event is tried again after this many seconds at the earliest.
     limits: for an event that is to be tried in another way than the others of its stream.
+    ambiguous: a refusal that is either the event's fault or the destination's. When five different events in a row are
+    refused like this, and nothing is confirmed between them, the relay takes it for an outage.
     """
 
     result: Result
@@ -43,6 +46,7 @@ class Outcome(NamedTuple):
     charged: bool = True
     after_seconds: float | None = None
     limits: Limits | None = None
+    ambiguous: bool = False
 
     @property
     def is_outage(self) -> bool:
@@ -55,10 +59,16 @@ UNTRIED: Final = Outcome(Result.UNTRIED)
 
 
 def retry(
-    error: str, *, charged: bool = True, after_seconds: float | None = None, limits: Limits | None = None
+    error: str,
+    *,
+    charged: bool = True,
+    after_seconds: float | None = None,
+    limits: Limits | None = None,
+    ambiguous: bool = False,
 ) -> Outcome:
-    """A passing error of this event; ``charged=False`` when the event is not to blame."""
-    return Outcome(Result.RETRY, error[:ERROR_LENGTH], charged, after_seconds, limits)
+    """A passing error of this event; ``charged=False`` when the event is not to blame, ``ambiguous=True`` when the
+    destination may be to blame instead."""
+    return Outcome(Result.RETRY, error[:ERROR_LENGTH], charged, after_seconds, limits, ambiguous)
 
 
 def rejected(error: str) -> Outcome:
@@ -94,15 +104,17 @@ class PublisherFeatures:
 
 
 class Needs(NamedTuple):
-    """The wishes of one stream for its publisher.
+    """The wishes of one stream, or of a consumer, for its publisher.
 
     concurrency: how many events the stream wants worked at once.
     strict_keys: the stream blocks or parks the key of a dead event.
+    unhandled: what handlers do with an event type that they do not know: ``wait`` in a relay, ``skip`` in a consumer.
     """
 
     stream: str
     concurrency: int
     strict_keys: bool
+    unhandled: Literal["wait", "skip"] = "wait"
 
 
 @runtime_checkable
@@ -137,6 +149,11 @@ class Publisher(Protocol):
     @abstractmethod
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per event of the batch: the same order, the same length."""
+
+    async def examine(self) -> Sequence[Finding]:
+        """Checks of the destination for ``pillarbox doctor``, while it is open: its address, its limits, whether it
+        keeps what it confirms. They change nothing."""
+        return []
 
     async def close(self) -> None:
         """Disconnect. Calls of ``publish`` that still wait return soon: confirmed events are published, the others

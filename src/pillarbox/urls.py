@@ -1,7 +1,9 @@
-"""Stores and publishers by URL, and stores by a handle of the application. Adapters are imported when asked for.
+"""Stores, publishers and sources by URL, and stores by a handle of the application. Adapters are imported when asked
+for.
 
-Other packages add a scheme with an entry point in the group ``pillarbox.stores`` or ``pillarbox.publishers``. Its name
-is the scheme, its value a class with ``from_url(url, **options)`` and ``options``, the names of these options.
+Other packages add a scheme with an entry point in the group ``pillarbox.stores``, ``pillarbox.publishers`` or
+``pillarbox.sources``. Its name is the scheme, its value a class with ``from_url(url, **options)`` and ``options``, the
+names of these options.
 """
 
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from urllib.parse import urlsplit
 from pillarbox.errors import ConfigError, PillarboxError
 from pillarbox.hints import hint
 from pillarbox.publisher import Publisher
+from pillarbox.source import Source
 from pillarbox.store import Store
 
 STORES: Final = {
@@ -26,8 +29,19 @@ STORES: Final = {
 }
 PUBLISHERS: Final = {
     "kafka": "pillarbox.publishers.kafka:KafkaPublisher",
+    "pulsar": "pillarbox.publishers.pulsar:PulsarPublisher",
+    "pulsar+ssl": "pillarbox.publishers.pulsar:PulsarPublisher",
+    "amqp": "pillarbox.publishers.rabbitmq:RabbitMQPublisher",
+    "amqps": "pillarbox.publishers.rabbitmq:RabbitMQPublisher",
     "stdout": "pillarbox.publishers.stdout:StdoutPublisher",
     "file": "pillarbox.publishers.stdout:FilePublisher",
+}
+SOURCES: Final[Mapping[str, str]] = {
+    "kafka": "pillarbox.sources.kafka:KafkaSource",
+    "pulsar": "pillarbox.sources.pulsar:PulsarSource",
+    "pulsar+ssl": "pillarbox.sources.pulsar:PulsarSource",
+    "amqp": "pillarbox.sources.rabbitmq:RabbitMQSource",
+    "amqps": "pillarbox.sources.rabbitmq:RabbitMQSource",
 }
 # By the package that a handle's class, or one of its bases, comes from.
 _HANDLES: Final = {
@@ -77,10 +91,17 @@ def store_class(url: str) -> Any:
 
 
 def publisher_from_url(url: str, **options: Any) -> Publisher:
-    """``kafka://host:9092?topic=orders``, ``stdout:``, ``file:///path/events.jsonl``."""
+    """``kafka://host:9092?topic=orders``, ``pulsar://host:6650/tenant/namespace?topic=orders``,
+    ``amqp://host/vhost?exchange=shop``, ``stdout:``, ``file:///path/events.jsonl``."""
     kind = _adapter("destination", "pillarbox.publishers", PUBLISHERS, url)
     publisher: Publisher = _with_options(kind, "publisher", url, options)
     return publisher
+
+
+def source_from_url(url: str, **options: Any) -> Source:
+    """``kafka://host:9092?topic=orders``, ``pulsar://host:6650/tenant/namespace?topic=orders``."""
+    source: Source = _with_options(_adapter("source", "pillarbox.sources", SOURCES, url), "source", url, options)
+    return source
 
 
 def _with_options(kind: Any, what: str, url: str, options: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Every store and every publisher must have a contract class that pytest collects."""
+"""Every store, publisher and source must have a contract class that pytest collects."""
 
 import ast
 import importlib
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import pillarbox
-from pillarbox.conformance import PublisherContract, StoreContract
+from pillarbox.conformance import PublisherContract, SourceContract, StoreContract
 
 HERE = Path(__file__).parent
 SHARED = {"sql", "composed"}  # parts of several adapters
-WORK = {"Store": "settle", "Publisher": "publish"}  # the method that every adapter has
-CONTRACTS = {"Store": StoreContract, "Publisher": PublisherContract}
+WORK = {"Store": "settle", "Publisher": "publish", "Source": "receive"}  # the method that every adapter has
+CONTRACTS = {"Store": StoreContract, "Publisher": PublisherContract, "Source": SourceContract}
 
 
 def adapters(kind: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from pillarbox.publishers.handlers import Handlers
 class TestHandlers(PublisherContract):
     can_reject = True
 
-    @pytest_asyncio.fixture(params=["async", "plain"])
+    @pytest_asyncio.fixture(params=["async", "plain", "async batch", "plain batch"])
     async def publisher(self, request: pytest.FixtureRequest) -> AsyncIterator[Handlers]:
         self.arrived: list[Delivery] = []
         handlers = Handlers(concurrency=4)
@@ -26,7 +26,24 @@ class TestHandlers(PublisherContract):
         async def on_loop(event: Event) -> None:
             plain(event)
 
-        handlers.on("*")(plain if request.param == "plain" else on_loop)
+        def plain_batch(events: list[Event]) -> None:
+            if len(events) > 1 and any(event.type == "bad" for event in events):
+                raise RuntimeError("a transaction that is rolled back")
+            for event in events:
+                plain(event)
+
+        async def batch_on_loop(events: list[Event]) -> None:
+            plain_batch(events)
+
+        match request.param:
+            case "async":
+                handlers.on("*")(on_loop)
+            case "plain":
+                handlers.on("*")(plain)
+            case "async batch":
+                handlers.on_batch("*", size=10)(batch_on_loop)
+            case _:
+                handlers.on_batch("*", size=10)(plain_batch)
         await handlers.open()
         yield handlers
         await handlers.close()

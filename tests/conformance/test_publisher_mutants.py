@@ -272,6 +272,11 @@ class AsksForAPauseAfterSuccess(Healthy):
         return [o._replace(after_seconds=1.0) for o in await super().publish(batch)]
 
 
+class IsInDoubtAboutSuccess(Healthy):
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        return [o._replace(ambiguous=True) for o in await super().publish(batch)]
+
+
 class HasNoName(Healthy):
     @property
     def description(self) -> str:
@@ -338,6 +343,7 @@ MUTANTS = {
     IsSpoiltByPreparing: "test_a_publisher_that_is_prepared_for_a_stream",
     AsksForANegativePause: "test_an_outage_loses_nothing_and_charges_nothing",
     AsksForAPauseAfterSuccess: "test_a_batch_of_one",
+    IsInDoubtAboutSuccess: "test_a_batch_of_one",
     HasNoName: "test_describes_itself",
     ClosesOnce: "test_closed_twice_and_used_after_it",
 }

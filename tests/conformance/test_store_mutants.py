@@ -18,17 +18,20 @@ from pillarbox.conformance import StoreContract
 from pillarbox.conformance.probes import probe_of
 from pillarbox.errors import DuplicateEvent
 from pillarbox.event import Event, Status
+from pillarbox.limits import check
 from pillarbox.sql.rows import ADDED
 from pillarbox.store import (
     Claim,
     ClaimResults,
     DeadLetter,
+    Failure,
     Filter,
     Found,
     Grant,
     KeyRun,
     Page,
     Ref,
+    Replay,
     Settlement,
     Store,
     Work,
@@ -61,7 +64,12 @@ class Contract(StoreContract):
 
 TESTS = sorted(name for name in dir(Contract) if name.startswith("test_"))
 # On SQLite no transaction stays open while others commit; and only chance decides who comes first in the last.
-NEED_MORE = {"test_a_late_commit_is_found", "test_every_event_is_published_once_and_in_order"}
+# SQLite has transactions, too.
+NEED_MORE = {
+    "test_a_late_commit_is_found",
+    "test_every_event_is_published_once_and_in_order",
+    "test_a_database_without_transactions_refuses_a_consumer",
+}
 
 
 class Broken:
@@ -559,6 +567,18 @@ class CountsWhatIsAsked(Broken):
         return len(refs)
 
 
+class ReplaysPublishedAsAsked(Broken):
+    async def replay_published(self, refs: Sequence[Ref], by: str) -> int:
+        return sum([await self.store.replay_published([ref], by) for ref in refs])
+
+
+class ListsFromTheStart(Broken):
+    async def find(
+        self, where: Filter, limit: int, newest_first: bool = True, after: UUID | None = None
+    ) -> Sequence[Found]:
+        return await self.store.find(where, limit, newest_first)
+
+
 class ReplaysAsAsked(Broken):
     async def replay(self, refs: Sequence[Ref], by: str) -> int:
         return sum([await self.store.replay([ref], by) for ref in refs])
@@ -570,6 +590,38 @@ class ForgetsTheStream(Broken):
     async def replay(self, refs: Sequence[Ref], by: str) -> int:
         everywhere = [each.event for ref in refs for each in await self.store.find_by_id(ref.id)]
         return await self.store.replay([Ref(event.id, event.stream) for event in everywhere], by)
+
+
+class BuriesWithoutAnInboxRow(Broken):
+    async def bury(self, consumer: str, failure: Failure, earlier: Sequence[Mapping[str, Any]] = ()) -> bool:
+        is_new = await self.store.bury(consumer, failure, earlier)
+        await self.probe.execute("DELETE FROM {inbox}")
+        return is_new
+
+
+class BuriesTheLastError(Broken):
+    async def bury(self, consumer: str, failure: Failure, earlier: Sequence[Mapping[str, Any]] = ()) -> bool:
+        return await self.store.bury(consumer, failure)
+
+
+class BuriesWhatAWriterCouldAdd(Broken):
+    async def bury(self, consumer: str, failure: Failure, earlier: Sequence[Mapping[str, Any]] = ()) -> bool:
+        check(failure.event)
+        return await self.store.bury(consumer, failure, earlier)
+
+
+class FinishesWithoutAnInboxRow(Broken):
+    async def finish_replay(self, consumer: str, replay: Replay) -> bool:
+        is_finished = await self.store.finish_replay(consumer, replay)
+        await self.probe.execute("DELETE FROM {inbox}")
+        return is_finished
+
+
+class DiscardsTheInboxRow(Broken):
+    async def discard(self, refs: Sequence[Ref], by: str) -> int:
+        count = await self.store.discard(refs, by)
+        await self.probe.execute("DELETE FROM {inbox}")
+        return count
 
 
 class ReentersAtOnce(Broken):
@@ -887,7 +939,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "audits nobody": bug(
         "test_pausing_and_resuming_is_audited",
         "test_what_is_not_dead_is_neither_replayed_nor_discarded",
-        audit=["VALUES .*$", "SELECT :operator, :action, :stream, :event_id WHERE 0"],
+        audit=["VALUES .*$", "SELECT :operator, :action, :stream, :event_id, :consumer WHERE 0"],
     ),
     "names every stream": bug(
         "test_a_stream_that_nobody_serves_is_named", live_workers=["WHERE .* GROUP", "WHERE 0 GROUP"]
@@ -923,9 +975,12 @@ MUTANTS: Mapping[str, Mutant] = {
     "frees every key": bug(
         "test_acting_on_one_key_leaves_another_as_it_is", free_key=[r"AND key = :key AND \(.*\)", ""]
     ),
+    # Cheap questions.
     "streams without their dead": bug(
-        "test_every_stream_is_told_with_its_states", dead_streams=["GROUP BY", "WHERE 0 GROUP BY"]
+        "test_every_stream_is_told_with_its_states",
+        gauges=["FROM {dead_letter} (.*?) WHERE", r"FROM {dead_letter} \1 WHERE 0 AND"],
     ),
+    "counts without end": bug("test_a_count_ends_at_the_limit", gauges=["LIMIT :limit", "LIMIT :limit + 1000"]),
     "counts workers that are gone": bug(
         "test_a_worker_that_is_gone_is_not_counted",
         workers=["seen_at, seen_until", "seen_at, '9999-12-31 00:00:00.000'"],
@@ -934,11 +989,34 @@ MUTANTS: Mapping[str, Mutant] = {
         "test_a_worker_that_does_not_renew_is_named_until_its_shards_come_free", owners=["GROUP BY", "AND 0 GROUP BY"]
     ),
     "counts no parked keys": bug(
-        "test_held_keys_are_counted_by_their_mode", held_modes=["GROUP BY", "WHERE mode <> 'parked' GROUP BY"]
+        "test_held_keys_are_counted_by_their_mode",
+        gauges=["FROM {held_key} WHERE", "FROM {held_key} WHERE mode <> 'parked' AND"],
     ),
     "ages from the writing": bug(
-        "test_only_what_waits_has_an_age", states=["available_at, created_at", "created_at, 0"]
+        "test_only_what_waits_has_an_age", gauges=["available_at, created_at", "created_at, 0"]
     ),
+    "only what is pending waits": bug(
+        "test_a_failed_event_and_a_leased_one_wait_too", gauges=[r"count\(\*\), min\(since\)", "count(*), NULL"]
+    ),
+    "an open circuit starts again": bug(
+        "test_a_worker_says_why_it_waits_for_its_destination",
+        join=[r"coalesce\(w.circuit_at, excluded.circuit_at\)", "'9999-12-31 00:00:00.000'"],
+    ),
+    "a circuit stays open": bug(
+        "test_a_worker_says_why_it_waits_for_its_destination",
+        join=[
+            "circuit_error = excluded.circuit_error",
+            "circuit_error = coalesce(excluded.circuit_error, w.circuit_error)",
+        ],
+    ),
+    "names the last event of a key": bug(
+        "test_a_stuck_key_names_the_event_that_it_waits_for",
+        held_key_events=["ORDER BY seq LIMIT 1", "ORDER BY seq DESC LIMIT 1"],
+    ),
+    "names no dead head": bug("test_a_stuck_key_names_the_event_that_it_waits_for", stuck_keys=["dead_head", "NULL"]),
+    "counts what comes after": bug("test_what_comes_before_an_event_is_counted", before=["seq < :seq", "seq > 0"]),
+    "counts before in other shards": bug("test_what_comes_before_an_event_is_counted", owner=["owner,", "'eve',"]),
+    "has the hour of elsewhere": bug("test_the_clock_is_an_instant", clock=["'now'", "'now', '+5 hours'"]),
     "ignores a filter": Mutant(["test_events_are_found_by_what_they_are"], IgnoresFilters),
     "ignores an instant": Mutant(
         ["test_events_are_found_by_when_they_were_written", "test_a_dead_letter_is_found_by_when_it_died"],
@@ -950,10 +1028,95 @@ MUTANTS: Mapping[str, Mutant] = {
     "sees no owner": hides("test_a_leased_event_says_who_has_it", lease_owner=None),
     "finds the dead by their death": Mutant(["test_dead_letters_are_found_in_order_of_seq"], FindsTheDeadByDeath),
     "no letter holds its key": Mutant(["test_a_dead_letter_says_whether_its_key_waits_for_it"], NoLetterHoldsItsKey),
-    "tells the oldest deeds": bug("test_what_operators_did_is_told_newest_first", audited=["DESC", "ASC"]),
+    "tells the oldest deeds": bug(
+        "test_what_operators_did_is_told_newest_first",
+        audited=["FROM {audit}", "FROM (SELECT -id AS id, at, operator, action, stream, event_id FROM {audit})"],
+    ),
     "replays a queue's event as failed": bug(
         "test_a_replayed_event_of_a_queue_is_claimed_again", reenter=["'pending'", "'failed'"]
     ),
+    # Consumers.
+    "buries without an inbox row": Mutant(["test_an_event_of_a_consumer_is_buried_once"], BuriesWithoutAnInboxRow),
+    "buries without looking whether it is new": bug(
+        "test_an_event_of_a_consumer_is_buried_once",
+        "test_of_many_copies_one_is_buried",
+        "test_a_replay_and_deaths_at_once_lose_no_letter",
+        count_as_applied=["DO NOTHING", "DO UPDATE SET dead = excluded.dead"],
+    ),
+    "buries the last error": Mutant(["test_a_dead_letter_has_the_whole_history_of_its_errors"], BuriesTheLastError),
+    "buries what a writer could add": Mutant(
+        ["test_a_foreign_event_that_no_writer_could_add_is_buried"], BuriesWhatAWriterCouldAdd
+    ),
+    "finishes without an inbox row": Mutant(["test_an_applied_event_is_not_buried"], FinishesWithoutAnInboxRow),
+    "discards for every consumer": bug(
+        "test_each_consumer_has_its_own_dead_letters", remove_dead=[" AND consumer = :consumer", ""]
+    ),
+    "counts the letters of every consumer": bug(
+        "test_each_consumer_has_its_own_dead_letters", count_dead_of=["WHERE consumer = :consumer", ""]
+    ),
+    "counts consumers' letters as the relay's": bug(
+        "test_a_consumers_dead_letter_is_none_of_a_relay", gauges=["consumer = '' AND ", ""]
+    ),
+    "replays consumers' letters as events": bug(
+        "test_a_consumers_dead_letter_is_none_of_a_relay", lock_dead=[" AND consumer = :consumer", ""]
+    ),
+    "gives each letter the same seq": bug(
+        "test_dead_letters_are_found_page_by_page_in_order_of_their_deaths", bury=[r"\(SELECT .*? > ''\)", "7"]
+    ),
+    "leases what is leased": bug(
+        "test_a_replay_is_leased_by_one_worker_in_order", due_replays=[r"AND \(e.lease_until .*?\) ORDER", "ORDER"]
+    ),
+    "leases in order of the ids": bug(
+        "test_a_replay_is_leased_by_one_worker_in_order", due_replays=["ORDER BY e.seq", "ORDER BY e.id DESC"]
+    ),
+    "finishes with any lease": bug(
+        "test_a_lease_of_a_replay_that_ran_out_is_worth_nothing", finish_replay=["AND lease_token = :token", ""]
+    ),
+    "a replay leaves the inbox row": bug(
+        "test_a_replay_makes_the_event_new_for_its_consumer", count_as_new=["WHERE", "WHERE 0 AND"]
+    ),
+    "a replay forgets the event for every consumer": bug(
+        "test_a_replay_makes_the_event_new_for_its_consumer", count_as_new=["consumer = :consumer AND", ""]
+    ),
+    "a letter that died again waits for a replay": bug(
+        "test_a_replay_makes_the_event_new_for_its_consumer", bury_again=["replay_at = NULL,", ""]
+    ),
+    "discards the inbox row": Mutant(["test_a_discarded_event_stays_applied"], DiscardsTheInboxRow),
+    "audits no consumer": bug(
+        "test_each_decision_leaves_an_audit_row_with_the_consumer", audit=[":event_id, :consumer", ":event_id, ''"]
+    ),
+    "prunes what waits for its replay": bug(
+        "test_a_dead_letter_that_shall_be_applied_again_is_not_pruned", prune_dead=["AND replay_at IS NULL", ""]
+    ),
+    "leaves with all others": bug(
+        "test_an_operator_sees_the_processes_of_consumers", leave_consumer=["AND name = :worker", ""]
+    ),
+    # Replay of published events.
+    "replays what was published as asked": Mutant(
+        ["test_published_events_enter_at_the_end_in_their_old_order"], ReplaysPublishedAsAsked
+    ),
+    "replays whatever its state": bug(
+        "test_only_what_is_published_is_published_again",
+        lock_published=[" AND status = 'published'", ""],
+        unpublish=[" AND status = 'published'", ""],
+    ),
+    "replays past a held key": bug(
+        "test_a_published_event_of_a_held_key_returns_to_its_old_place",
+        unpublish=["status = 'failed'", "status = 'pending'"],
+    ),
+    "a replay of what was published frees a blocked key": bug(
+        "test_a_replay_of_published_events_frees_no_blocked_key", free_key=["dead_head = :id", "1"]
+    ),
+    "charges what was published": bug(
+        "test_a_replayed_event_fails_like_a_new_one", unpublish=["attempts = 0", "attempts = attempts"]
+    ),
+    "waits since it was written": bug(
+        "test_a_replayed_event_waits_from_its_replay_on", unpublish=[", available_at = .* WHERE", " WHERE"]
+    ),
+    "replays nothing of a queue": bug(
+        "test_a_published_event_of_a_queue_is_claimed_again", reenter=["'pending'", "'failed'"]
+    ),
+    "lists from the start": Mutant(["test_a_list_goes_on_behind_an_id"], ListsFromTheStart),
     # Identity.
     "an id is unique in all streams": Mutant(["test_an_id_is_unique_within_its_stream"], RefusesTheSecondStream),
     "settles in every stream": bug("test_a_settle_changes_its_own_stream_only", publish=["AND stream = :stream ", ""]),

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -180,7 +181,8 @@ def test_readme_example_delivers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "blocks"), [("writing-a-store.md", 1), ("writing-a-publisher.md", 4), ("writing-a-driver.md", 3)]
+    ("page", "blocks"),
+    [("writing-a-store.md", 1), ("writing-a-publisher.md", 4), ("writing-a-source.md", 2), ("writing-a-driver.md", 3)],
 )
 def test_an_adapter_of_ones_own_is_tested_as_the_page_says(page: str, blocks: int, tmp_path: Path) -> None:
     code = python(ROOT / "docs" / page)[:blocks]
@@ -193,7 +195,7 @@ def test_an_adapter_of_ones_own_is_tested_as_the_page_says(page: str, blocks: in
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_console_command_is_there(command: str) -> None:
-    words = command.removeprefix("$ ").split()
+    words = shlex.split(command.removeprefix("$ "))
     assert words[0] == "make", f"teach this test to run {words[0]!r}"
     asked = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True)
     assert asked.returncode == 0, asked.stderr

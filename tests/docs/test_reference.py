@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pillarbox import Event
+from pillarbox.observe.metrics import METRICS, Metric
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 # What users import. A module without __all__ offers the public classes and functions that it defines.
@@ -18,16 +19,19 @@ PUBLIC = (
     "pillarbox",
     "pillarbox.batch",
     "pillarbox.conformance",
+    "pillarbox.consumer",
     "pillarbox.drivers",
     "pillarbox.durations",
     "pillarbox.envelopes",
     "pillarbox.errors",
+    "pillarbox.health",
     "pillarbox.idempotency",
     "pillarbox.inbox",
     "pillarbox.maintenance.check",
     "pillarbox.maintenance.prune",
     "pillarbox.maintenance.reconcile",
     "pillarbox.maintenance.rescue",
+    "pillarbox.maintenance.sample",
     "pillarbox.maintenance.service",
     "pillarbox.maintenance.watch",
     "pillarbox.observe",
@@ -38,10 +42,16 @@ PUBLIC = (
     "pillarbox.publishers.kafka",
     "pillarbox.publishers.keyed",
     "pillarbox.publishers.memory",
+    "pillarbox.publishers.pulsar",
+    "pillarbox.publishers.rabbitmq",
     "pillarbox.publishers.stdout",
     "pillarbox.relay",
+    "pillarbox.source",
+    "pillarbox.sources.kafka",
+    "pillarbox.sources.memory",
     "pillarbox.sqlalchemy",
     "pillarbox.store",
+    "pillarbox.sources.rabbitmq",
     "pillarbox.stores.memory",
     "pillarbox.stores.mongo",
     "pillarbox.stores.mysql",
@@ -87,6 +97,11 @@ def test_every_field_of_an_event_is_explained() -> None:
     ("page", "kind"),
     [
         ("kafka", "pillarbox.publishers.kafka.KafkaPublisher"),
+        ("pulsar", "pillarbox.publishers.pulsar.PulsarPublisher"),
+        ("pulsar", "pillarbox.sources.pulsar.PulsarSource"),
+        ("kafka-consumer", "pillarbox.sources.kafka.KafkaSource"),
+        ("rabbitmq", "pillarbox.publishers.rabbitmq.RabbitMQPublisher"),
+        ("rabbitmq", "pillarbox.sources.rabbitmq.RabbitMQSource"),
         ("handlers", "pillarbox.Handlers"),
         ("idempotency", "pillarbox.Idempotency"),
     ],
@@ -118,6 +133,7 @@ def settings(kind: type) -> list[str]:
 
 
 SETTLED = (
+    "pillarbox.Consumer",
     "pillarbox.Inbox",
     "pillarbox.Outbox",
     "pillarbox.Relay",
@@ -128,7 +144,12 @@ SETTLED = (
     "pillarbox.Exponential",
     "pillarbox.Fixed",
     "pillarbox.Linear",
+    "pillarbox.observe.opentelemetry.OpenTelemetry",
+    "pillarbox.observe.prometheus.Prometheus",
     "pillarbox.publishers.kafka.KafkaPublisher",
+    "pillarbox.publishers.pulsar.PulsarPublisher",
+    "pillarbox.sources.kafka.KafkaSource",
+    "pillarbox.publishers.rabbitmq.RabbitMQPublisher",
     "pillarbox.publisher.PublisherFeatures",
     "pillarbox.stores.postgres.PostgresStore",
     "pillarbox.stores.mysql.MysqlStore",
@@ -144,3 +165,18 @@ def test_every_setting_is_explained(path: str) -> None:
     text = f"{kind.__doc__} {kind.__init__.__doc__ or ''}"
     missing = [each for each in settings(kind) if not re.search(rf"\b{each}\b", text)]
     assert not missing, f"the docstring of {path} does not explain {', '.join(missing)}"
+
+
+METRICS_PAGE = (PAGE.parent / "metrics.md").read_text()
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_every_metric_is_explained(metric: Metric) -> None:
+    line = next((line for line in METRICS_PAGE.splitlines() if line.startswith(f"| `{metric.name}` |")), "")
+    missing = [each for each in metric.labels if f"`{each}`" not in line.split("|")[2]] if line else ["the metric"]
+    assert not missing, f"docs/metrics.md lacks {', '.join(missing)} of {metric.name}"
+
+
+def test_every_metric_that_is_explained_is_there() -> None:
+    explained = set(re.findall(r"^\| `((?:outbox|inbox|idempotency|consumer)_\w+)`", METRICS_PAGE, re.MULTILINE))
+    assert explained - {metric.name for metric in METRICS} == {"outbox_failed", "outbox_publish_latency"}  # recorded

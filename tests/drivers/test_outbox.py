@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import aiosqlite
 import pytest
@@ -183,6 +183,44 @@ async def test_exists_knows_the_open_transaction_and_the_dead(shop: Shop) -> Non
     assert await shop.outbox.exists(shop.app.handle, event.id, stream="default")
     assert not await shop.outbox.exists(shop.app.handle, event.id, stream="other")
     await shop.app.rollback()
+
+
+@pytest.mark.asyncio
+async def test_an_event_is_written_once_for_each_of_its_streams(shop: Shop) -> None:
+    shop.outbox = Outbox(prefix=shop.outbox._names.prefix, routes={"order.*": ["default", "search", "audit"]})
+    await shop.app.open()
+
+    async def streams(id: UUID) -> list[str]:
+        await shop.app.begin()
+        names = ("default", "search", "audit", "mail")
+        found = [name for name in names if await shop.outbox.exists(shop.app.handle, id, stream=name)]
+        await shop.app.rollback()
+        return found
+
+    await shop.app.begin()
+    event = await shop.add()
+    assert await shop.outbox.exists(shop.app.handle, event.id, stream="audit"), "in the open transaction too"
+    mail = await shop.add(stream="mail")
+    await shop.app.commit()
+    assert await streams(event.id) == ["default", "search", "audit"]
+    assert await streams(mail.id) == ["mail"]
+    await shop.app.begin()
+    made = [shop.outbox.event("order.paid", {"n": n}, key=7) for n in range(3)]
+    await shop.outbox.add_all(shop.app.handle, [*made, shop.outbox.event("user.paid", {"n": 3}, key=7)])
+    await shop.app.commit()
+    waiting = [event.payload for event in await shop.events() if event.stream == "default"]
+    assert waiting[1:] == [b'{"n":0}', b'{"n":1}', b'{"n":2}', b'{"n":3}']
+    # A stream that is new in the routes gets the events that are written again; the others ignore them.
+    shop.outbox = Outbox(prefix=shop.outbox._names.prefix, routes={"order.*": ["default", "new"]})
+    await shop.app.begin()
+    await shop.add(id=event.id, on_duplicate="ignore")
+    assert await shop.outbox.exists(shop.app.handle, event.id, stream="new")
+    await shop.app.rollback()
+    await shop.app.begin()
+    with pytest.raises(DuplicateEvent):
+        await added_and_flushed(shop, id=event.id)
+    await shop.app.rollback()
+    assert await streams(event.id) == ["default", "search", "audit"]
 
 
 @pytest.mark.asyncio

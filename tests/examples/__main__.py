@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
-from servers import Kafka, Mongo, MongoStandalone, Postgres, Server, ServerError, start_all
+from servers import Kafka, Mongo, MongoStandalone, MySQL, Postgres, Pulsar, Server, ServerError, start_all
 from tests.mongo_outbox import database_url
 
 ROOT = Path(__file__).parents[2]
@@ -32,12 +34,35 @@ def video_checkout() -> Sequence[tuple[Sequence[Server], Callable[[], list[str]]
     ]
 
 
+def entity_cards() -> Sequence[tuple[Sequence[Server], Callable[[], list[str]]]]:
+    mongo, kafka = Mongo(), Kafka()
+    return [
+        ([mongo, kafka], lambda: ["examples/entity_cards/cards.py", database_url(mongo.url, "entities"), kafka.url])
+    ]
+
+
 def orders() -> Sequence[tuple[Sequence[Server], Callable[[], list[str]]]]:
-    postgres = Postgres()
-    return [([postgres], lambda: [f"ORDERS_URL={postgres.url}", "examples/orders/orders.py"])]
+    postgres, pulsar = Postgres(), Pulsar()
+    return [
+        (
+            [postgres, pulsar],
+            lambda: [f"ORDERS_URL={postgres.url}", f"ORDERS_PULSAR={pulsar.url}", "examples/orders/orders.py"],
+        )
+    ]
 
 
-EXAMPLES = {each.__name__: each for each in (wiki, video_checkout, orders)}
+def dispatcher() -> Sequence[tuple[Sequence[Server], Callable[[], list[str]]]]:
+    def command(database: Postgres | MySQL, kafka: Kafka) -> list[str]:
+        settings = [f"DISPATCHER_URL={database.url}", f"DISPATCHER_KAFKA={kafka.bootstrap_servers}"]
+        return [*settings, "examples/dispatcher/dispatcher.py"]
+
+    return [
+        ([database, kafka], partial(command, database, kafka))
+        for database, kafka in ((Postgres(), Kafka()), (MySQL(), Kafka()))
+    ]
+
+
+EXAMPLES = {each.__name__: each for each in (wiki, video_checkout, entity_cards, orders, dispatcher)}
 
 
 def main(names: Sequence[str]) -> int:
@@ -49,7 +74,8 @@ def main(names: Sequence[str]) -> int:
         try:
             start_all(servers)
             words = command()  # now that the servers have their ports
-            settings = [words.pop(0)] if "=" in words[0] else []
+            settings = list(takewhile(lambda word: not word.endswith(".py"), words))
+            words = words[len(settings) :]
             print("$", *settings, "python", *words, flush=True)
             environment = os.environ | dict(each.split("=", 1) for each in settings)
             code = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False).returncode

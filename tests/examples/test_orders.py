@@ -1,4 +1,4 @@
-"""The orders of examples/: requests, aggregates, a unit of work and a handler on one PostgreSQL."""
+"""The orders of examples/: requests, aggregates and a unit of work on PostgreSQL, and a projector behind Pulsar."""
 
 import os
 import subprocess
@@ -7,8 +7,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import psycopg
+import pytest
 
-from servers import Postgres
+from servers import Postgres, Pulsar
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "orders" / "orders.py"
 STORY = """\
@@ -19,6 +20,8 @@ the same key of another tenant: 201, own order: True
 one payment sent 8 times at once: status {200}, different answers: 1
 payment of a cancelled order: 409
 sales of acme: 1 order, 1999 cents
+a sale of rival, which has no contract, is a dead letter
+replayed with a contract, sales of rival: 1 order, 1999 cents
 """
 EVENTS = [
     ("order.placed", "acme", 1),
@@ -26,24 +29,31 @@ EVENTS = [
     ("order.paid", "acme", 2),
     ("order.placed", "acme", 1),
     ("order.cancelled", "acme", 2),
+    ("order.paid", "rival", 2),
 ]
 
 
-def test_each_request_and_each_sale_happens_once(postgres: Postgres) -> None:
+@pytest.mark.timeout(300)
+def test_each_request_and_each_sale_happens_once(postgres: Postgres, pulsar: Pulsar) -> None:
     name = f"orders_{uuid4().hex[:12]}"
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     url = f"{postgres.url.rpartition('/')[0]}/{name}"
     told = subprocess.run(
         [sys.executable, str(PROGRAM)],
-        env=os.environ | {"ORDERS_URL": url},
+        env=os.environ | {"ORDERS_URL": url, "ORDERS_PULSAR": pulsar.url},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert told.returncode == 0, told.stderr
     assert told.stdout == STORY
     with psycopg.connect(url) as connection:
         events = connection.execute("SELECT type, tenant, aggregate_version FROM outbox_event ORDER BY seq").fetchall()
         assert events == EVENTS
-        assert connection.execute("SELECT count(*) FROM outbox_inbox").fetchone() == (1,)
+        topics = connection.execute("SELECT DISTINCT tenant, topic FROM outbox_event ORDER BY 1").fetchall()
+        assert topics == [("acme", "orders-acme"), ("rival", "orders-rival")]
+        assert connection.execute("SELECT status, count(*) FROM outbox_event GROUP BY 1").fetchall() == [
+            ("published", 6)
+        ]
+        assert connection.execute("SELECT count(*) FROM outbox_inbox").fetchone() == (2,)

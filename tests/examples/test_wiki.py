@@ -155,6 +155,19 @@ def test_the_program_tells_its_story(make: Make) -> None:
     assert dead == {"wiki": 1, "search": 0, "media": 0}, "what cannot be rendered can still be found and counted"
 
 
+def test_its_metrics_show_the_work_of_each_stream(make_with: Make) -> None:
+    wiki = make_with()
+    migrate(wiki)
+    for revision in range(3):
+        wiki.save("home", f"text {revision}")
+    run(wiki)
+    page = wiki.metrics.page()[1].decode()
+    for stream in STREAMS:
+        assert f'outbox_new_total{{stream="{stream}"}} 3.0' in page
+        assert f'outbox_done_total{{stream="{stream}"}} 3.0' in page
+        assert f'outbox_inflight{{stream="{stream}"}} 0.0' in page
+
+
 def test_a_save_that_fails_leaves_nothing(make_with: Make) -> None:
     class Failing(Wiki):
         def events(self, page_id: str, revision_id: int) -> list[Event]:

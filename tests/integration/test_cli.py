@@ -222,7 +222,6 @@ def test_the_status_shows_mode_and_destination_without_a_file(pillarbox: Command
     assert pillarbox("relay", "--drain", "--stream", "mail", "--mode", "queue", "--to", out).code == 0
     (served,) = pillarbox("status", "--json").json
     assert (served["mode"], served["destination"]) == ("queue", f"file {pillarbox.folder}/out.jsonl")
-    assert f"file {pillarbox.folder}/out.jsonl" in pillarbox("status").out
     file.write_text("[streams.mail]\nto = 'file:///planned.jsonl'\n")
     assert pillarbox("status", "--json").json == [served], "the file says what is planned, the row what is"
 

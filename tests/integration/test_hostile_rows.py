@@ -103,7 +103,7 @@ async def check(store: Store, good: Sequence[Event], log: pytest.LogCaptureFixtu
     for found in await store.find(Filter(), 1000):
         operations.list_record(found)
     assert (await counts(store))[Status.DEAD]
-    await store.streams()
+    await store.gauges()
 
 
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])

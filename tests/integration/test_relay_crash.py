@@ -115,7 +115,7 @@ async def test_a_relay_that_sleeps_past_its_lease_makes_no_disorder(
         await settled(store, {Status.PUBLISHED: 400})
         sleeper.send(signal.SIGCONT)
         # It finds out, joins again, and both work.
-        await eventually(store.streams, lambda found: len(found[0].workers) == 2)
+        await eventually(store.workers, lambda found: [len(each) for each in found.values()] == [2])
         await store.add(mixed(KEYS, 5, first=51))
         await settled(store, {Status.PUBLISHED: 440})
     lines = ledger(book)

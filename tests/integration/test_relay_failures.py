@@ -8,6 +8,8 @@ from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
 from pillarbox.conformance.store_setup import refs
 from pillarbox.event import Status
+from pillarbox.outbox import Outbox as Writer
+from pillarbox.outbox.routes import in_each_stream
 from pillarbox.publisher import Outcome, outage, rejected, retry
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.relay import Fixed
@@ -256,6 +258,65 @@ async def test_an_outage_during_a_retry_charges_nothing(sql: SqlOutbox, store: S
         await settled(store, {Status.PUBLISHED: 3})
     assert by_key(to.deliveries) == in_order(["k"], 3)
     assert await attempts(store) == [2, 1, 1]
+
+
+async def test_the_outage_of_one_destination_does_not_hold_the_other(outbox: Outbox, store: Store) -> None:
+    routed = Writer(routes={"order.*": ["broker", "search"]})
+    made = [routed.event("order.created", {"n": n}, key=key) for n in range(1, 11) for key in ("a", "b")]
+    await store.add([copy for event in made for copy in in_each_stream(event)])
+    broker, search = MemoryPublisher(), MemoryPublisher()
+    search.down()
+    async with relay(outbox(), stream(broker, "broker"), stream(search, "search", max_attempts=1)):
+        await settled(store, {Status.PUBLISHED: 20}, "broker")
+        assert await counts(store, "search") == {Status.PENDING: 20}
+        search.up()
+        await settled(store, {Status.PUBLISHED: 20}, "search")
+    assert by_key(broker.deliveries) == by_key(search.deliveries) == in_order(["a", "b"], 10)
+    assert {event.id for event in broker.deliveries} == {event.id for event in search.deliveries}
+
+
+class Full(MemoryPublisher):
+    """Refuses every event until it is no longer full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = True
+        self.calls = 0
+
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        if not self.full:
+            return await super().publish(batch)
+        self.calls += 1
+        return [retry("the queue is full", ambiguous=True)] * len(batch)
+
+
+@pytest.mark.parametrize(("mode", "charged"), [("ordered", 0), ("queue", 4)])
+async def test_refusals_of_five_events_in_a_row_are_an_outage(
+    sql: SqlOutbox, store: Store, mode: str, charged: int
+) -> None:
+    """A queue stream sends one event in a call, so that four are charged before it is clear that they are not at
+    fault."""
+    to = Full()
+    keys = [f"key-{n}" for n in range(10)]
+    await store.add(mixed(keys, 4))
+    async with relay(sql(), stream(to, mode=mode, retry=NEVER, concurrency=8)) as running:
+        await until(lambda: to.calls and worker_of(running)._destination.breaker.state == "open")
+        probed = to.calls
+        await until(lambda: to.calls > probed)
+        to.full = False
+        await to.wait_for(1, timeout=30)
+
+        async def all_are_published() -> bool:
+            if mode == "ordered":
+                await due(store)
+            else:
+                await move(store, "event", "next_attempt_at", 0.0, status="failed")
+            return await counts(store) == {Status.PUBLISHED: 40}
+
+        await eventually(all_are_published)
+    assert sorted(await attempts(store)) == [1] * (40 - charged) + [2] * charged
+    if mode == "ordered":
+        assert by_key(to.deliveries) == in_order(keys, 4)
 
 
 class Raising(MemoryPublisher):

@@ -158,7 +158,7 @@ async def test_a_suspect_dies_of_its_last_crash_alone(outbox: Outbox, store: Sto
 async def test_a_relay_rescues_in_an_interval_of_its_own(outbox: Outbox, store: Store) -> None:
     await store.pause(STREAM, "olga")
     async with relay(outbox(), stream(MemoryPublisher(), mode="queue", lease=3600), rescue_every=0.05):
-        await eventually(store.streams, lambda found: [len(each.workers) for each in found] == [1])
+        await eventually(store.workers, lambda found: [len(each) for each in found.values()] == [1])
         await store.add(numbered(None, 1))
         for shard in range(4):
             await store.claim(STREAM, shard, "dead", 10, -1.0)

@@ -269,7 +269,7 @@ class MysqlInterleavings(Interleavings):
             # It has locked the lease and the first event, and waits for the second; now the other way round. The server
             # ends whichever it likes, and rolls back what changed least.
             settling = await self.blocked(bob, self.publish(ann, grant, one, two))
-            row = {"operator": "o" * 200, "action": "a", "stream": STREAM, "event_id": None}
+            row = {"operator": "o" * 200, "action": "a", "stream": STREAM, "event_id": None, "consumer": ""}
             await tx.execute_many(bob.statements["audit"], [row] * 50)
             await tx.fetch(bob.statements.make("SELECT 1 FROM {event} WHERE id = :id FOR UPDATE"), id=one.id)
             # It was rolled back, and begins again.

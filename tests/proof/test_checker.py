@@ -7,7 +7,7 @@ import pytest
 
 from proof.card import card
 from proof.checker import INVARIANTS, Report, check
-from proof.history import Attempted, Change, Delivery, Effect, Fault, History, Requested, Trace, Witness
+from proof.history import Attempted, Change, Delivery, Effect, Fault, History, Requested, Scrape, Trace, Witness
 from tests.proof.world import CLOCK, STREAM, World
 
 
@@ -441,6 +441,35 @@ def count_states_wrong(history: History) -> None:
     history.final.counters["in state published"] = 11
 
 
+def with_results(history: History) -> list[Trace]:
+    """The settled lines, which say that all of their events were published."""
+    lines = [trace for trace in history.traces if trace.kind == "settled"]
+    for line in lines:
+        line.outcomes = ["published"] * len(line.event_ids)
+    return lines
+
+
+def scrape(history: History, *, more: int) -> None:
+    """A page of metrics after the first settle of a worker, and ``more`` events than it has settled."""
+    first, *_ = with_results(history)
+    counters = {"outbox_done_total orders": float(len(first.event_ids) + more), "outbox_new_total orders": 99.0}
+    history.scrapes.append(Scrape(first.at + 1e-6, first.worker, counters))
+
+
+def scrape_too_much(history: History) -> None:
+    scrape(history, more=1)
+
+
+def scrape_too_little(history: History) -> None:
+    scrape(history, more=-1)
+
+
+def settle_what_the_database_does_not_know(history: History) -> None:
+    scrape(history, more=0)
+    lines = [trace for trace in history.traces if trace.kind == "settled"]
+    lines[-1].token = 77
+
+
 MUTATIONS: list[tuple[str, Callable[[History], None]]] = [
     ("I1", lose),
     ("I1", leave_waiting),
@@ -491,6 +520,9 @@ MUTATIONS: list[tuple[str, Callable[[History], None]]] = [
     ("I16", try_too_often),
     ("I17", count_wrong),
     ("I17", count_states_wrong),
+    ("I17", scrape_too_much),
+    ("I17", scrape_too_little),
+    ("I17", settle_what_the_database_does_not_know),
     ("evidence", record_no_leases),
     ("evidence", record_no_begins),
 ]
@@ -507,6 +539,23 @@ def test_a_mutation_is_caught_and_named(invariant: str, mutate: Callable[[Histor
 
     assert invariant in broken(report)
     assert card(report)["verdict"] == "fail"
+
+
+def test_a_page_of_metrics_that_is_right_passes() -> None:
+    history = calm().rest()
+    scrape(history, more=0)
+
+    assert check(history).passed
+
+
+def test_of_refused_results_of_a_queue_the_page_may_count_some() -> None:
+    history = calm().rest()
+    worker = history.traces[0].worker
+    line = Trace(1e6, worker, "refused", "jobs", None, 7, ["x", "y", "z"], ["published", "published", "dead"])
+    history.traces.append(line)
+    for told, is_right in ((0.0, True), (2.0, True), (3.0, False)):
+        history.scrapes[:] = [Scrape(1e6 + 1, worker, {"outbox_done_total jobs": told})]
+        assert ("I17" not in broken(check(history))) is is_right
 
 
 def test_every_invariant_has_a_mutation() -> None:

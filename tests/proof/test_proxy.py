@@ -313,6 +313,21 @@ class TestFaults:
         await bed.proxy.delay(0.001)
         assert await client.is_reset()
 
+    @pytest.mark.parametrize("steps", range(5))
+    async def test_nothing_passes_after_a_gap(self, bed: Bed, steps: int) -> None:
+        client = await bed.client()
+        await client.ask(b"x")
+        await bed.proxy.drop("to_server")
+        await client.say(b"lost")
+        await until(lambda: bed.proxy.counts.lost["to_server"] == 4)
+        # Bytes that the proxy has read, and not yet passed on, when the drop ends
+        client.writer.write(b"late")
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await bed.proxy.heal()
+        assert await client.is_reset()
+        assert bed.proxy.counts.passed["to_server"] == 1
+
     async def test_cut_after(self, bed: Bed) -> None:
         client = await bed.client()
         await client.ask(b"before")

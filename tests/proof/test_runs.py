@@ -17,6 +17,10 @@ ALL = [
     Plan(store="mongo", broker="kafka", seconds=12.0, seed=7),
     Plan(store="sqlite", broker="handlers", seconds=10.0, seed=7),
 ]
+BROKERS = [
+    Plan(store="postgres", broker="rabbitmq", seconds=12.0, seed=7),
+    Plan(store="postgres", broker="pulsar", seconds=12.0, seed=7),
+]
 POLICIES = [
     Plan(store="sqlite", broker="handlers", seconds=6.0, seed=3, on_dead="block", rejected=0.02, lease_seconds=1.0),
     Plan(store="sqlite", broker="handlers", seconds=6.0, seed=3, on_dead="park", rejected=0.02, lease_seconds=1.0),
@@ -27,7 +31,9 @@ def name(plan: Plan) -> str:
     return f"{plan.store}-{plan.broker}-{plan.on_dead}"
 
 
-@pytest.mark.parametrize("plan", [*ALL, *(pytest.param(each, marks=pytest.mark.long) for each in POLICIES)], ids=name)
+@pytest.mark.parametrize(
+    "plan", [*ALL, *(pytest.param(each, marks=pytest.mark.long) for each in (*POLICIES, *BROKERS))], ids=name
+)
 def test_with_every_fault_the_promise_is_kept(plan: Plan, tmp_path: Path) -> None:
     report = check(perform(plan, tmp_path))
 

@@ -3,11 +3,12 @@ import logging
 import pytest
 
 from pillarbox.relay.breaker import Breaker, Circuit
+from pillarbox.relay.subject import stream_named
 
 
 @pytest.fixture
 def breaker() -> Breaker:
-    return Breaker("orders", "kafka b:9092", first_seconds=1.0, limit_seconds=5.0)
+    return Breaker(stream_named("orders"), "kafka b:9092", first_seconds=1.0, limit_seconds=5.0)
 
 
 def test_a_destination_that_works_is_always_tried(breaker: Breaker) -> None:
@@ -115,7 +116,9 @@ def test_a_worker_polls_at_the_latest_after_the_usual_limit(breaker: Breaker) ->
 
 def test_each_change_is_reported() -> None:
     changes: list[tuple[str, Circuit]] = []
-    breaker = Breaker("orders", "kafka b:9092", on_change=lambda stream, state: changes.append((stream, state)))
+    breaker = Breaker(
+        stream_named("orders"), "kafka b:9092", on_change=lambda stream, state: changes.append((stream, state))
+    )
     breaker.succeeded()
     breaker.inconclusive()
     breaker.failed(0.0, "refused")

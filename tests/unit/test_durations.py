@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pillarbox.durations import is_duration, seconds_of
 from pillarbox.errors import ConfigError
-from pillarbox.relay import Exponential, Fixed, Linear
+from pillarbox.relay import Exponential, Fixed, Linear, Schedule
 from pillarbox.relay.retry import retry_of
 
 
@@ -100,6 +100,7 @@ def test_a_value_is_a_finite_number_of_seconds_or_refused(value: Any) -> None:
         ("fixed:30s", Fixed("30s")),
         ("fixed:wait=30s", Fixed("30s")),
         ("linear:step=1s,limit=9s", Linear("1s", "9s")),
+        ("schedule:5s,5m,1800", Schedule("5s", "5m", "1800")),
     ],
 )
 def test_a_retry_policy_has_a_text(text: str, wanted: Any) -> None:
@@ -117,6 +118,9 @@ def test_a_retry_policy_has_a_text(text: str, wanted: Any) -> None:
         ("exponential:factor=nan", "retry factor is nan; use a number from 0"),
         ("exponential:jitter=no", "retry jitter is 'no'; use true or false"),
         ("fixed:wait_seconds=3", "fixed has no 'wait_seconds'"),
+        ("schedule", "a retry schedule needs a wait"),
+        ("schedule:5s,soon", "retry schedule is 'soon'; use a duration"),
+        ("schedule:5s,", "retry schedule is ''; use a duration"),
         (None, "retry is of type NoneType; pass a policy"),
         (30, "retry is of type int; pass a policy"),
     ],

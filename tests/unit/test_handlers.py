@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -202,7 +202,27 @@ class TestCalling:
         event = make_event(type="b")
         assert await handlers.publish(Batch.of([event])) == [PUBLISHED]
         await handlers.close()
-        assert f"no handler for event type 'b': event {event.id} is skipped" in caplog.text
+        assert "no handler for event type 'b': its events are skipped, 1 so far" in caplog.text
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize(
+        ("handlers", "unhandled", "result"),
+        [
+            (Handlers(), "skip", Result.PUBLISHED),
+            (Handlers(), "wait", Result.RETRY),
+            (Handlers(unknown="wait"), "skip", Result.RETRY),
+            (Handlers(unknown="reject"), "skip", Result.REJECTED),
+        ],
+    )
+    async def test_a_consumer_skips_unless_something_else_is_asked_for(
+        self, handlers: Handlers, unhandled: Literal["wait", "skip"], result: Result
+    ) -> None:
+        prepared = handlers.prepared(Needs("mail", 3, strict_keys=False, unhandled=unhandled))
+        prepared.on(f"a-{unhandled}")(print)
+        await prepared.open()
+        (outcome,) = await prepared.publish(Batch.of([make_event(type="b")]))
+        await prepared.close()
+        assert outcome.result is result
 
     @pytest.mark.asyncio
     async def test_a_warning_for_an_unknown_type_is_not_repeated_at_once(
@@ -508,6 +528,23 @@ class TestPlainFunctionsInARow:
         async with opened(handler, concurrency=1) as handlers:
             await handlers.publish(Batch.of([make_event() for _ in range(3)]))
         assert seen == ["unset"] * 3
+
+    @pytest.mark.asyncio
+    async def test_so_has_each_async_one_though_they_share_a_task(self) -> None:
+        variable = contextvars.ContextVar("variable", default="unset")
+        seen, tasks = [], set()
+
+        async def handler(event: Event) -> None:
+            seen.append(variable.get())
+            variable.set("of another event")
+            await asyncio.sleep(0)
+            assert variable.get() == "of another event"
+            tasks.add(asyncio.current_task())
+
+        async with opened(handler, concurrency=1) as handlers:
+            assert await handlers.publish(Batch.of([make_event() for _ in range(3)])) == [PUBLISHED] * 3
+        assert seen == ["unset"] * 3
+        assert len(tasks) < 3
 
     @pytest.mark.asyncio
     async def test_one_that_hangs_is_left_behind_and_the_others_go_on(self, gate: threading.Event) -> None:

@@ -24,6 +24,8 @@ except MissingExtra as error:
         ("pillarbox.stores.mysql", "asyncmy", "mysql"),
         ("pillarbox.stores.mongo", "bson pymongo", "mongo"),
         ("pillarbox.publishers.kafka", "confluent_kafka", "kafka"),
+        ("pillarbox.publishers.rabbitmq", "aiormq pamqp", "rabbitmq"),
+        ("pillarbox.sources.rabbitmq", "aiormq pamqp", "rabbitmq"),
     ],
 )
 def test_a_missing_extra_is_named(module: str, libraries: str, extra: str) -> None:

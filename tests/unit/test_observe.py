@@ -107,8 +107,10 @@ async def test_each_call_of_a_store_is_reported(call: Reported) -> None:
 
 def test_every_reported_call_is_tried_here() -> None:
     assert {call.verb: call.hook for call in CALLS} == _CALLS
-    reported = {f"{when}_{call}" for when in ("before", "after") for call in (*_CALLS.values(), "publish")}
-    assert set(HOOKS) == reported | {"call_failed", "circuit_changed"}
+    reported = {f"{when}_{call}" for when in ("before", "after") for call in (*_CALLS.values(), "publish", "consume")}
+    changes = {"circuit_changed", "consumer_circuit_changed", "consumer_reported", "event_buried", "sampled", "serves"}
+    told = {*changes, "added", "call_failed", "inbox_asked", "request_served"}
+    assert set(HOOKS) == reported | told
 
 
 @pytest.mark.asyncio

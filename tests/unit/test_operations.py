@@ -22,10 +22,24 @@ from pillarbox.store import Audit, Filter, Found, HoldMode, WorkerStatus
 
 ID = UUID("0192f0c1-7b3a-7c11-8000-5f0e3a2b1c4d")
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+UNPUBLISHED: list[Status] = [each for each in Status if each is not Status.PUBLISHED]
 ANN = WorkerStatus("ann", True, 1.23456, 16, 13.76544)
 SUMMARY = (
-    *("id", "seq", "stream", "tenant", "topic", "type", "key", "status", "attempts", "created_at", "next_attempt_at"),
-    *("published_at", "last_error", "last_error_at", "payload_bytes", "unreadable"),
+    *(
+        "id",
+        "seq",
+        "stream",
+        "consumer",
+        "tenant",
+        "topic",
+        "type",
+        "key",
+        "status",
+        "attempts",
+        "created_at",
+        "next_attempt_at",
+    ),
+    *("published_at", "replay_at", "last_error", "last_error_at", "payload_bytes", "unreadable"),
 )
 DETAILS = (
     *("aggregate_type", "aggregate_id", "routing_key", "content_type", "schema_id", "schema_version"),
@@ -59,25 +73,26 @@ def test_an_event_with_all_its_fields() -> None:
 
 
 def test_a_stream() -> None:
-    counts = dict.fromkeys(Status, 0) | {Status.PENDING: 2}
-    row = StreamRow("mail", Mode.QUEUE, "kafka a:9092", False, (), 2, 1.23456, counts, 7)
+    counts = dict.fromkeys(UNPUBLISHED, 0) | {Status.PENDING: 2}
+    row = StreamRow("mail", Mode.QUEUE, "kafka a:9092", False, (), 2, 1.23456, counts, {Status.PENDING})
     record = stream_record(row)
     names = ("stream", "mode", "destination", "paused", "workers", "unserved", "waiting", "oldest_seconds")
-    others = ("published_last_hour", "held_keys", "worker_list", "reasons")
-    assert tuple(record) == (*names, *(each.value for each in Status), *others)
-    values = ("mail", "queue", "kafka a:9092", False, 0, True, 2, 1.235, *counts.values(), 7)
+    others = ("at_least", "held_keys", "worker_list", "reasons")
+    assert tuple(record) == (*names, *(each.value for each in UNPUBLISHED), *others)
+    values = ("mail", "queue", "kafka a:9092", False, 0, True, 2, 1.235, *counts.values(), ["pending"])
     assert tuple(record.values())[:-3] == values
     assert record["held_keys"] == {"retrying": 0, "blocked": 0, "parked": 0}
     served = stream_record(row._replace(workers=[ANN], mode=None))
     assert (served["unserved"], served["workers"], served["reasons"]) == (False, 1, [])
     seen = {"name": "ann", "live": True, "seen_seconds": 1.235, "shards": 16, "free_seconds": 13.765}
+    seen |= {"circuit_error": None, "circuit_seconds": None, "version": None}
     assert served["worker_list"] == [seen]
     assert json.loads(json.dumps(served)) == served
 
 
 def test_a_stream_says_why_its_events_wait() -> None:
-    counts = dict.fromkeys(Status, 0) | {Status.PENDING: 2}
-    row = StreamRow("mail", Mode.ORDERED, "kafka a:9092", True, (), 2, 1.2, counts, 7)
+    counts = dict.fromkeys(UNPUBLISHED, 0) | {Status.PENDING: 2}
+    row = StreamRow("mail", Mode.ORDERED, "kafka a:9092", True, (), 2, 1.2, counts)
     assert row.reasons == [
         "it is paused; let it go on with `pillarbox streams resume mail`",
         "no relay serves it; start one with `pillarbox relay`",
@@ -90,13 +105,17 @@ def test_a_stream_says_why_its_events_wait() -> None:
         "worker cleo has left; its events come free in 5 s",
         "keys are held behind an event that failed or died: 1,200 retrying, 1 parked",
     ]
+    waits = ANN._replace(circuit_error="refused", circuit_seconds=61.7)
+    assert row._replace(paused=False, workers=[waits]).reasons == [
+        "worker ann waits for the destination since 62 s: refused",
+    ]
     assert row._replace(waiting=0).reasons == []
 
 
 def test_an_action() -> None:
     record = audit_record(Audit(NOON, "olga", "replay", "mail", ID))
-    assert tuple(record) == ("at", "by", "action", "stream", "event_id")
-    assert tuple(record.values()) == ("2030-01-31T12:00:00.000Z", "olga", "replay", "mail", str(ID))
+    assert tuple(record) == ("at", "by", "action", "stream", "event_id", "consumer")
+    assert tuple(record.values()) == ("2030-01-31T12:00:00.000Z", "olga", "replay", "mail", str(ID), None)
     assert audit_record(Audit(NOON, "olga", "pause", "mail", None))["event_id"] is None
 
 

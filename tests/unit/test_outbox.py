@@ -60,13 +60,6 @@ def test_key_goes_before_the_aggregate() -> None:
     assert outbox.event("t", {}, key=1, aggregate_id=2).key == "1"
 
 
-def test_tenant_chooses_the_stream() -> None:
-    routed = Outbox(streams={"acme": "acme-events"})
-    assert routed.event("t", {}, tenant="acme").stream == "acme-events"
-    assert routed.event("t", {}, tenant="other").stream == "default"
-    assert routed.event("t", {}, tenant="acme", stream="mail").stream == "mail"
-
-
 def test_instants_are_utc() -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
     event = outbox.event("t", {}, occurred_at=at, available_at=at)

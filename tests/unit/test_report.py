@@ -9,6 +9,7 @@ import pytest
 from pillarbox.conformance.events import make_event
 from pillarbox.event import Event
 from pillarbox.relay.report import Limit, Report
+from pillarbox.relay.subject import stream_named
 from pillarbox.store import PARKED, ClaimResults, Failure, Grant, Hold, HoldMode, Settlement
 
 GRANT = Grant("orders", 0, "ann", 1)
@@ -29,7 +30,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def report(clock: Clock) -> Report:
-    return Report("orders", 20, clock=clock)
+    return Report(stream_named("orders"), 20, clock=clock)
 
 
 def event(**fields: Any) -> Event:
@@ -141,6 +142,6 @@ def test_a_new_window_has_new_lines() -> None:
 
 
 def test_a_report_has_a_logger_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    own = Report("orders", 20, logging.getLogger("shop.outbox"))
+    own = Report(stream_named("orders"), 20, logging.getLogger("shop.outbox"))
     own.settled_claims(ClaimResults(dead=[Failure(event(), "busy", 20)]))
     assert [record.name for record in caplog.records] == ["shop.outbox"]

@@ -1,9 +1,11 @@
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pillarbox.errors import ConfigError
-from pillarbox.relay import Exponential, Fixed, Linear
+from pillarbox.relay import Exponential, Fixed, Linear, Schedule
 
 seconds = st.floats(0, 1e6, allow_nan=False)
 
@@ -37,6 +39,24 @@ def test_fixed_is_always_the_same(delay: float, attempts: int) -> None:
 def test_linear_grows_by_its_step_up_to_its_limit() -> None:
     policy = Linear(step=5, limit=12)
     assert [policy(attempts) for attempts in (1, 2, 3, 1_000_000)] == [5, 10, 12, 12]
+
+
+def test_a_schedule_has_each_wait_and_repeats_the_last_one() -> None:
+    policy = Schedule(5, "5m", "30m")
+    assert [policy(attempts) for attempts in (1, 2, 3, 4, 1_000_000)] == [5, 300, 1800, 1800, 1800]
+    assert repr(policy) == "Schedule(5, '5m', '30m')"
+    assert policy == Schedule(5, "5m", "30m") != Schedule(5, "5m")
+
+
+def test_a_schedule_without_a_wait_says_how_to_write_one() -> None:
+    with pytest.raises(ConfigError, match=r'write Schedule\("5s", "5m"\), or "schedule:5s,5m"'):
+        Schedule()
+
+
+@pytest.mark.parametrize("value", ["soon", None, -1.0, float("nan"), ""])
+def test_a_schedule_names_a_wait_that_is_none(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"retry schedule is .*; use "):
+        Schedule(5, value)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan")])

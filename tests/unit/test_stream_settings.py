@@ -184,6 +184,12 @@ def test_what_a_stream_needs_reaches_its_publisher() -> None:
     assert asked == [Needs("a", 8, False), Needs("b", 20, True), Needs("c", 3, True)]
 
 
+@pytest.mark.parametrize("to", [["kafka://a", "stdout:"], (MemoryPublisher(),), {"kafka://a"}, {"a": "stdout:"}])
+def test_a_stream_has_one_destination(to: Any) -> None:
+    with pytest.raises(ConfigError, match=r"stream 'mail': a stream has one destination.*Outbox\(routes=...\)"):
+        Stream("mail", to)
+
+
 def test_a_function_is_no_destination() -> None:
     with pytest.raises(ConfigError, match=r"a function is no destination; .* Handlers"):
         Stream("mail", to=lambda event: None)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from pillarbox.relay.ordered.turn import Stopping, TurnRunner
 from pillarbox.relay.ordered.worker import OrderedWorker
 from pillarbox.relay.pace import BatchSize
 from pillarbox.relay.plan import Rules
+from pillarbox.relay.subject import stream_named
 from pillarbox.store import Grant, KeyRun, Settlement, Store
 
 pytestmark = pytest.mark.asyncio
@@ -110,7 +111,7 @@ class Turn:
         self.to = Answers()
         stream, rules = Stream("orders", self.to), Rules(Fixed(5.0), 3, OnDead.SKIP)
         self.job = Assignment(cast(Store, self.store), stream, self.to, rules, "ann", 1.0, Observers())
-        self.destination = Destination(self.job)
+        self.destination = Destination(stream_named("orders"), self.to, Observers())
         self._turns = TurnRunner(self.job, self.destination, Calm(0.0))
 
     async def __call__(self, *shards: Shard) -> list[int]:

@@ -3,6 +3,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 
@@ -126,13 +127,20 @@ def test_options_are_declared() -> None:
         publisher_from_url("stdout:", headers=len)
 
 
+# Parts of a URL before its question mark.
+FROM_THE_URL = {"servers", "namespace", "tls", "user", "password"}
+
+
 @pytest.mark.parametrize("scheme", [*STORES, *PUBLISHERS])
 def test_the_declared_options_are_those_of_the_constructor(scheme: str) -> None:
     module, _, name = (STORES | PUBLISHERS)[scheme].partition(":")
     kind = getattr(pytest.importorskip(module), name)
     parameters = inspect.signature(kind).parameters.values()
     named = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert kind.options == named - {"servers"}
+    for each in parameters:
+        if each.kind is inspect.Parameter.VAR_KEYWORD:
+            named |= get_args(each.annotation)[0].__annotations__.keys()
+    assert kind.options == named - FROM_THE_URL
 
 
 class TestStoreOf:

@@ -8,6 +8,7 @@ from pillarbox.errors import ConfigError, InvalidEvent, StaleAggregate
 from pillarbox.event import Event
 from pillarbox.limits import check
 from pillarbox.outbox.fields import DraftFields, text_of
+from pillarbox.outbox.routes import ROUTED_LATER
 from pillarbox.outbox.work import Late
 
 if TYPE_CHECKING:
@@ -78,9 +79,10 @@ def type_of(aggregate: Aggregate) -> str:
 
 def late_event(outbox: "Outbox", aggregate: Aggregate, draft: Draft, tenant: str | None = None) -> Late:
     """The draft as an event, checked now; the aggregate's id and version are read when it is written."""
-    event = outbox.event(
-        draft.type, draft.payload, aggregate_type=type_of(aggregate), **with_tenant(draft.fields, tenant)
-    )
+    fields = with_tenant(draft.fields, tenant)
+    if fields.get("stream") is None:
+        fields = {**fields, "stream": ROUTED_LATER}
+    event = outbox.event(draft.type, draft.payload, aggregate_type=type_of(aggregate), **fields)
     return Late.of(event, partial(completed, aggregate))
 
 

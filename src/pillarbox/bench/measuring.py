@@ -20,7 +20,7 @@ from pillarbox.outbox import Outbox
 from pillarbox.publisher import Publisher
 from pillarbox.relay import Relay, Stream
 from pillarbox.relay.destination import close, publisher_of
-from pillarbox.relay.relay import relaxed_gc
+from pillarbox.relay.process import relaxed_gc
 from pillarbox.store import Store
 
 TYPE: Final = "pillarbox.bench"

@@ -12,8 +12,11 @@ from pillarbox.cli import (
     audit,
     bench,
     completion,
+    consume,
+    consumers,
     dead,
     demo,
+    doctor,
     events,
     logs,
     maintenance,
@@ -41,7 +44,7 @@ def build() -> Parser:
     """The parser of all commands."""
     parser = Parser(
         "pillarbox",
-        description="A transactional outbox: make its tables, run its relay, operate it.",
+        description="A transactional outbox: make its tables, run its relay and its consumers, operate it.",
         epilog=_SETTINGS + EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"pillarbox {__version__}")
@@ -49,7 +52,10 @@ def build() -> Parser:
     demo.add(group)
     schema.add(group)
     relay.add(group)
+    consume.add(group)
     status.add(group)
+    consumers.add(group)
+    doctor.add(group)
     events.add(group)
     dead.add(group)
     maintenance.add(group)

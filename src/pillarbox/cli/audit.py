@@ -10,7 +10,14 @@ from pillarbox.cli.parser import command
 from pillarbox.cli.session import open_store
 from pillarbox.cli.settings import Settings
 
-_COLUMNS: Final = (Column("at"), Column("by", shrinks=True), Column("action"), Column("stream"), Column("event_id"))
+_COLUMNS: Final = (
+    Column("at"),
+    Column("by", shrinks=True),
+    Column("action"),
+    Column("stream"),
+    Column("consumer"),
+    Column("event_id"),
+)
 
 
 def add(group: Any) -> None:

@@ -56,6 +56,8 @@ _PACKAGES: Final = {
     "mongodb": "pymongo",
     "mongodb+srv": "pymongo",
     "kafka": "confluent-kafka",
+    "amqp": "aiormq",
+    "amqps": "aiormq",
 }
 _RATES: Final = (
     Column("what"),

@@ -1,7 +1,8 @@
-"""``pillarbox dead``: list, show, replay and discard dead letters."""
+"""``pillarbox dead``: list, show, replay and discard dead letters of relays, or of one consumer."""
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -26,6 +27,11 @@ _COLUMNS: Final = (
     Column("last_error_at", "died at"),
     Column("last_error", "error", shrinks=True),
 )
+# A consumer holds a key in its memory, and applies a dead letter again when it finds the time.
+_COLUMNS_OF_CONSUMER: Final = tuple(
+    Column("replay_at", "replay since") if column.name == "holds_key" else column for column in _COLUMNS
+)
+_NOTHING: Final = "no dead letter matches"
 
 
 def add(group: Any) -> None:
@@ -34,8 +40,9 @@ def add(group: Any) -> None:
     inner = commands(parser)
     listing = command(inner, "list", list_dead, "list dead letters in order")
     add_filters(listing, "died")
+    _add_consumer(listing)
     add_limit(listing)
-    add_show(inner, show_dead, "show one dead letter with the history of its errors")
+    _add_consumer(add_show(inner, show_dead, "show one dead letter with the history of its errors"))
     for name, text in (
         ("replay", "give dead letters another run of attempts, in order per key"),
         ("discard", "give up dead letters for good; a key that waits for one goes on"),
@@ -43,7 +50,8 @@ def add(group: Any) -> None:
         acting = command(inner, name, act, text)
         acting.add_argument("ids", metavar="ID", nargs="*", help="the ids of dead letters, instead of filters")
         add_filters(acting, "died")
-        acting.add_argument("--all", action="store_true", help="every dead letter of the outbox")
+        _add_consumer(acting)
+        acting.add_argument("--all", action="store_true", help="every dead letter of relays, or of the consumer")
         acting.add_argument("--dry-run", action="store_true", help="list the dead letters, and change nothing")
         acting.add_argument("--by", metavar="NAME", help="your name in the audit (the user of this process)")
         acting.set_defaults(action=name)
@@ -51,18 +59,29 @@ def add(group: Any) -> None:
             acting.add_argument("--yes", action="store_true", help="do not ask")
 
 
+def _add_consumer(parser: Any) -> None:
+    parser.add_argument("--consumer", metavar="NAME", help="dead letters of this consumer, instead of those of relays")
+
+
+def _columns(where: Filter) -> Sequence[Column]:
+    return _COLUMNS_OF_CONSUMER if where.consumer else _COLUMNS
+
+
 async def list_dead(chosen: Any) -> int:
     where, limit = filter_of(chosen), limit_of(chosen)
     async with open_store(Settings.of(chosen)) as store:
         found = await store.find_dead(where, limit)
-    print_list(found, chosen, _COLUMNS, "no dead letter matches")
+        others = {} if found or where.consumer else await store.dead_consumers()
+    names = ", ".join(f"{name} ({count:,})" for name, count in sorted(others.items()))
+    hint = f"; consumers have some: {names}, see `pillarbox dead list --consumer NAME`" if names else ""
+    print_list(found, chosen, _columns(where), _NOTHING + hint)
     return 0
 
 
 async def show_dead(chosen: Any) -> int:
     wanted = event_id(chosen.id)
     async with open_store(Settings.of(chosen)) as store:
-        found = await operations.find_dead_letter(store, wanted, chosen.stream)
+        found = await operations.find_dead_letter(store, wanted, chosen.stream, chosen.consumer or "")
     print_event(found, chosen)
     return 0
 
@@ -81,18 +100,19 @@ def _where(chosen: Any) -> Filter:
     where = filter_of(chosen)
     ids = list(dict.fromkeys(event_id(each) for each in chosen.ids))
     # With ids, --stream says which of the events with such an id is meant.
-    filters = where != (Filter(stream=where.stream) if ids else Filter())
+    place = Filter(consumer=where.consumer)
+    filters = where != (replace(place, stream=where.stream) if ids else place)
     if sum((bool(ids), filters, chosen.all)) > 1:
         raise ConfigError("ids, filters and --all exclude each other; give one of them")
     if not (ids or filters or chosen.all):
         raise ConfigError(f"nothing says which dead letters to {chosen.action}; give ids, filters or --all")
-    return Filter(stream=where.stream, ids=ids) if ids else where
+    return replace(where, ids=ids) if ids else where
 
 
 async def _dry_run(chosen: Any, where: Filter, settings: Settings) -> int:
     async with open_store(settings) as store:
         found = await operations.find_all_dead(store, where)
-    print_list(found, chosen, _COLUMNS, "no dead letter matches")
+    print_list(found, chosen, _columns(where), _NOTHING)
     met = {each.event.id for each in found}
     return _missing([each for each in where.ids or () if each not in met])
 
@@ -111,6 +131,8 @@ async def _act(chosen: Any, where: Filter, settings: Settings, by: str) -> int:
         output.print_json({_DONE[chosen.action]: changed})
     else:
         print(f"{_DONE[chosen.action]} {output.count(changed, 'dead letter')}")
+        if changed and chosen.action == "replay" and where.consumer:
+            print(f"consumer {where.consumer!r} applies them again as soon as it runs; see `pillarbox consumers`")
     return _missing(missing)
 
 

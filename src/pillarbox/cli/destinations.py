@@ -1,6 +1,7 @@
-"""Destinations in the settings: a URL, or ``module:attribute`` for a publisher of the user's own code."""
+"""Destinations and sources in the settings: a URL, or ``module:attribute`` for an object of the user's own code."""
 
 import re
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from typing import Final
 from urllib.parse import urlsplit
@@ -8,7 +9,8 @@ from urllib.parse import urlsplit
 from pillarbox.errors import ConfigError
 from pillarbox.imports import load, load_object
 from pillarbox.publisher import Publisher
-from pillarbox.urls import PUBLISHERS, publisher_from_url
+from pillarbox.source import Source
+from pillarbox.urls import PUBLISHERS, SOURCES, publisher_from_url
 
 _OWN: Final = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
@@ -32,6 +34,19 @@ def destination(stream: str, to: str, headers: str | None = None) -> Publisher |
     return publisher_from_url(to, headers=build)
 
 
+def source(from_: str) -> Source | str:
+    """The value of ``from`` for a consumer: a URL, or a source of the user's own code."""
+    if not _is_own(from_, SOURCES, "pillarbox.sources"):
+        return from_
+    found = load_object(from_, "a Source")
+    if callable(found) and not hasattr(found, "receive"):
+        found = found()
+    if isinstance(found, type) or not hasattr(found, "receive"):
+        raise ConfigError(f"{from_} is a {type(found).__name__}; name a Source, or a function that returns one")
+    made: Source = found
+    return made
+
+
 def place(to: str) -> str:
     """A destination in two words, without secrets and options: ``kafka localhost:9092``."""
     if _is_own(to):
@@ -40,6 +55,6 @@ def place(to: str) -> str:
     return f"{parts.scheme} {parts.netloc.rpartition('@')[2]}{parts.path}".strip()
 
 
-def _is_own(to: str) -> bool:
-    schemes = {*PUBLISHERS, *entry_points(group="pillarbox.publishers").names}
+def _is_own(to: str, built_in: Collection[str] = PUBLISHERS.keys(), group: str = "pillarbox.publishers") -> bool:
+    schemes = {*built_in, *entry_points(group=group).names}
     return _OWN.fullmatch(to) is not None and urlsplit(to).scheme not in schemes

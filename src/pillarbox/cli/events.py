@@ -1,5 +1,6 @@
-"""``pillarbox events``: list, show and add events."""
+"""``pillarbox events``: list, show, explain, replay and add events."""
 
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -7,9 +8,9 @@ from typing import Any, Final
 
 from pillarbox import operations
 from pillarbox.cli import output
-from pillarbox.cli.output import Column
+from pillarbox.cli.output import Column, Progress
 from pillarbox.cli.parser import command, commands
-from pillarbox.cli.session import event_id, open_store, run
+from pillarbox.cli.session import event_id, open_store, operator, run
 from pillarbox.cli.settings import Settings
 from pillarbox.errors import ConfigError
 from pillarbox.event import Event, Status
@@ -33,7 +34,7 @@ _TEXTS: Final = ("aggregate_type", "aggregate_id", "routing_key", "content_type"
 
 def add(group: Any) -> None:
     """Register the commands."""
-    parser = group.add_parser("events", help="list, show and add events")
+    parser = group.add_parser("events", help="list, show, explain, replay and add events")
     inner = commands(parser)
     listing = command(inner, "list", list_events, "list events, newest first")
     listing.add_argument("--status", choices=[each.value for each in Status], metavar="STATUS", help=", ".join(Status))
@@ -41,15 +42,24 @@ def add(group: Any) -> None:
     listing.add_argument("--oldest-first", action="store_true", help="oldest first instead")
     add_limit(listing)
     add_show(inner, show_event, "show one event: its state, its errors, its headers")
+    explain = command(inner, "why", explain_event, "say why an event is not published yet, and what helps")
+    explain.add_argument("id", metavar="ID")
+    explain.add_argument("--stream", metavar="TEXT", help="needed if the id is in several streams")
+    replay = command(inner, "replay", replay_events, "publish published events again, in order per key")
+    add_filters(replay, "written")
+    replay.add_argument("--all", action="store_true", help="every published event of the outbox")
+    replay.add_argument("--dry-run", action="store_true", help="count the events, and change nothing")
+    replay.add_argument("--by", metavar="NAME", help="your name in the audit (the user of this process)")
     _add_add(inner)
 
 
-def add_show(inner: Any, run: Any, text: str) -> None:
-    """Register a command that shows one event."""
+def add_show(inner: Any, run: Any, text: str) -> Any:
+    """Register a command that shows one event; returns its parser."""
     show = command(inner, "show", run, text)
     show.add_argument("id", metavar="ID")
     show.add_argument("--stream", metavar="TEXT", help="needed if the id is in several streams")
     show.add_argument("--payload", action="store_true", help="with its payload, which may contain secrets")
+    return show
 
 
 def _add_add(inner: Any) -> None:
@@ -137,6 +147,41 @@ async def show_event(chosen: Any) -> int:
     async with open_store(Settings.of(chosen)) as store:
         found = await operations.find_event(store, wanted, chosen.stream)
     print_event(found, chosen)
+    return 0
+
+
+async def explain_event(chosen: Any) -> int:
+    wanted = event_id(chosen.id)
+    async with open_store(Settings.of(chosen)) as store:
+        answer = await operations.why(store, wanted, chosen.stream, wait=asyncio.sleep)
+    if chosen.json:
+        output.print_json(answer._asdict())
+    else:
+        print(output.shown(answer.sentence))
+        if answer.command:
+            print(f"see: {output.shown(answer.command)}")
+    return 3 if answer.cause == "unknown" else 0
+
+
+async def replay_events(chosen: Any) -> int:
+    where, by = filter_of(chosen), operator(chosen)
+    if chosen.all == (where != Filter()):
+        raise ConfigError("say which published events to replay: give filters such as --since 2h, or --all")
+    async with open_store(Settings.of(chosen)) as store:
+        with Progress("replaying") as progress:
+            if chosen.dry_run:
+                found = 0
+                async for _ in operations.published(store, where):
+                    found += 1
+            else:
+                found = await operations.replay_published(store, where, by, progress)
+    if chosen.json:
+        output.print_json({"dry_run": chosen.dry_run, "replayed": 0 if chosen.dry_run else found, "matching": found})
+    elif not found:
+        print("no published event matches; a stream with keep_published=0 keeps none, others keep them for a time")
+    else:
+        done = "would be replayed" if chosen.dry_run else "will be published again"
+        print(f"{output.count(found, 'published event')} {done}")
     return 0
 
 

@@ -32,6 +32,8 @@ def start(form: str, level: str) -> None:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     # While the database is away its pool warns every second, with a traceback. The relay says it once.
     logging.getLogger("asyncpg").setLevel(logging.ERROR)
+    # For each connection that ends it warns with a traceback. The relay and the consumer say why in a line.
+    logging.getLogger("aiormq").setLevel(logging.ERROR)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

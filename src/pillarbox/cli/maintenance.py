@@ -47,7 +47,7 @@ async def rescue(chosen: Any) -> int:
     configured = settings.streams()
     rows = []
     async with open_store(settings) as store:
-        streams = [chosen.stream] if chosen.stream else [each.stream for each in await store.streams()]
+        streams = [chosen.stream] if chosen.stream else [each.stream for each in await store.gauges(1)]
         for name in streams:
             given = {**settings.scope(STREAM), **configured.get(name, {})}
             options = {"stuck": given["stuck"]} if "stuck" in given else {}

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from pillarbox.cli import logs, session
 from pillarbox.cli.destinations import destination
+from pillarbox.cli.exporters import exporters
 from pillarbox.cli.parser import command
 from pillarbox.cli.settings import LOG, RELAY, STORE, STREAM, Settings, add_flags
 from pillarbox.errors import ConfigError
@@ -88,7 +89,8 @@ def configured(settings: Settings) -> Relay:
         made.append(stream(name, options))
     options = settings.scope(RELAY)
     options.pop("stream", None)
-    return Relay(session.make_store(settings), made, **options)
+    observers = exporters() if "listen" in options else []
+    return Relay(session.make_store(settings), made, observers=observers, **options)
 
 
 def stream(name: str, options: Mapping[str, Any]) -> Stream:

@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ PREFIX: Final = "PILLARBOX_"
 # The project's own tests use the first two; Kubernetes sets the others for a service that is named pillarbox.
 _NOT_OURS: Final = ("PILLARBOX_TEST_", "PILLARBOX_CACHE", "PILLARBOX_SERVICE_", "PILLARBOX_PORT")
 
-STORE, RELAY, STREAM, LOG = "store", "relay", "stream", "log"
+STORE, RELAY, STREAM, CONSUMER, LOG = "store", "relay", "stream", "consumer", "log"
 DURATION: Final = "duration"
 
 
@@ -60,6 +60,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Setting("prune_every", DURATION, RELAY, "interval of pruning (1h)"),
         Setting("watch_every", DURATION, RELAY, "interval of looking for streams that no relay serves (1m)"),
         Setting("rescue_every", DURATION, RELAY, "queue streams: interval of rescuing (a third of the lease)"),
+        Setting("listen", str, RELAY, "address for /livez, /readyz and /metrics, for example 127.0.0.1:9808 (none)"),
         Setting("grace", DURATION, RELAY, "how long a stop takes at the most (20s)"),
         Setting(
             "to",
@@ -71,20 +72,42 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Setting("headers", str, STREAM, "the header builder of a destination's URL, as MODULE:ATTRIBUTE in your code"),
         Setting("mode", str, STREAM, "ordered or queue (ordered)", choices=("ordered", "queue")),
         Setting("slots", int, STREAM, "ordered streams: turns at once (as many as the publisher serves)"),
-        Setting("concurrency", int, STREAM, "queue streams: events at once (8)"),
+        Setting("concurrency", int, STREAM, "queue streams: events at once (8); a consumer: handlers at once (16)"),
         Setting("batch", int, STREAM, "most events in one turn (2000)"),
         Setting("batch_bytes", int, STREAM, "most bytes in one turn (4000000)"),
         Setting("retry", str, STREAM, "exponential, fixed:30s or linear:step=5s,limit=5m (exponential)"),
-        Setting("max_attempts", int, STREAM, "attempts before an event is dead (20)"),
-        Setting("on_dead", str, STREAM, "skip, block or park (skip)", choices=("skip", "block", "park")),
+        Setting("max_attempts", int, STREAM, "attempts before an event is dead (20; in a consumer 5)"),
+        Setting("on_dead", str, STREAM, "skip, block or, in a relay, park (skip)", choices=("skip", "block", "park")),
         Setting("lease", DURATION, STREAM, "how long a dead worker keeps its shards or events (15s)"),
         Setting("poll", DURATION, STREAM, "longest wait between two polls while events come (100ms)"),
         Setting("poll_limit", DURATION, STREAM, "longest wait between two polls at rest (2s)"),
         Setting("stuck", DURATION, STREAM, "queue streams: an event held for longer is taken from its worker (10m)"),
+        Setting("consumer", str, CONSUMER, "run this consumer (the only one of the settings, or 'default')"),
+        Setting(
+            "from",
+            str,
+            CONSUMER,
+            "where messages come from: kafka://host:9092?topic=orders, or MODULE:ATTRIBUTE in your code",
+            secret=True,
+        ),
+        Setting("dead_to", str, CONSUMER, "where dead events go without a store: as 'to'", secret=True),
+        Setting("window", int, CONSUMER, "most messages of a lane that are not settled (5000)"),
+        Setting("window_bytes", int, CONSUMER, "most bytes of a lane that are not settled (4000000)"),
+        Setting("ids", str, CONSUMER, "messages without an id: required refuses them", choices=("required", "place")),
+        Setting("decoder", str, CONSUMER, "MODULE:ATTRIBUTE of a function from a message to its event"),
+        Setting("replay_every", DURATION, CONSUMER, "interval of looking for replayed dead letters (5s)"),
         Setting("log_format", str, LOG, "text or json (text)", choices=("text", "json")),
         Setting("log_level", str, LOG, "debug, info, warning or error", choices=("debug", "info", "warning", "error")),
     )
 }
+
+# What a consumer has of its own, in its table or as flags; the rest of its settings are those of a relay.
+CONSUMER_SETTINGS: Final = (
+    *(name for name, setting in SETTINGS.items() if setting.scope == CONSUMER and name != "consumer"),
+    *("to", "concurrency", "retry", "max_attempts", "on_dead"),
+)
+# Settings of a relay that a consumer has too.
+SHARED_SETTINGS: Final = ("name", "keep_dead", "keep_inbox", "keep_keys", "prune_every", "grace", "listen")
 
 _KINDS: Final = {str: "text", int: "a whole number", bool: "true or false"}
 _METAVARS: Final = {str: "TEXT", int: "N", bool: "BOOL", DURATION: "DURATION"}
@@ -155,7 +178,9 @@ class Settings:
         self.environment = _read_environment(environment)
         path = config or environment.get(f"{PREFIX}CONFIG") or None
         self.path, document = _read_file(path, "--config" if config else f"{PREFIX}CONFIG")
-        self.tables = _stream_tables(document.pop("streams", {}), self.path)
+        of_streams = [name for name, setting in SETTINGS.items() if setting.scope == STREAM]
+        self.tables = _tables("stream", document.pop("streams", {}), self.path, of_streams)
+        self.consumer_tables = _tables("consumer", document.pop("consumers", {}), self.path, CONSUMER_SETTINGS)
         self.file = {name: self._file_setting(name, value) for name, value in document.items()}
 
     @classmethod
@@ -166,7 +191,7 @@ class Settings:
 
     def _file_setting(self, name: str, value: Any) -> Given:
         if name not in SETTINGS:
-            meant = hint(name, [*SETTINGS, "streams"], "see `pillarbox relay --help` for the settings")
+            meant = hint(name, [*SETTINGS, "streams", "consumers"], "see `pillarbox relay --help` for the settings")
             raise ConfigError(f"{self.path} has an unknown setting {name!r}; {meant}")
         return _from_toml(SETTINGS[name], value, f"{name!r} in {self.path}")
 
@@ -195,14 +220,38 @@ class Settings:
             )
         return {name: self._stream(name) for name in ([chosen.value] if chosen else self.tables)}
 
+    def consumer(self) -> tuple[str, dict[str, Any]]:
+        """The consumer to run: its name and its given settings."""
+        chosen = self.given("consumer")
+        if chosen is None and len(self.consumer_tables) > 1:
+            names = ", ".join(self.consumer_tables)
+            raise ConfigError(f"{self.path} has several consumers: {names}; choose one with --consumer")
+        name = chosen.value if chosen else next(iter(self.consumer_tables), "default")
+        if chosen is not None and self.consumer_tables and name not in self.consumer_tables:
+            raise ConfigError(
+                f"{chosen.origin} is {name!r}, which is no consumer of {self.path}; {hint(name, self.consumer_tables)}"
+            )
+        table = self.consumer_tables.get(name, {})
+        over = self.environment | self.flags
+        for place in ("from", "to"):
+            self._check_place(place, "consumers", name, table, over)
+        of_file = {name: given for name, given in self.file.items() if SETTINGS[name].scope == CONSUMER}
+        layers = {**of_file, **table, **over}
+        return name, {key: given.value for key, given in layers.items() if key in CONSUMER_SETTINGS}
+
+    def _check_place(
+        self, place: str, kind: str, name: str, table: Mapping[str, Given], over: Mapping[str, Given]
+    ) -> None:
+        if place in over and place in table and over[place].value != table[place].value:
+            what = "sources" if place == "from" else "destinations"
+            raise ConfigError(
+                f"{over[place].origin} and [{kind}.{name}] of {self.path} name different {what}; leave out one of them"
+            )
+
     def _stream(self, name: str) -> dict[str, Any]:
         over = self.environment | self.flags
         table = self.tables[name]
-        if "to" in over and "to" in table and over["to"].value != table["to"].value:
-            raise ConfigError(
-                f"{over['to'].origin} and [streams.{name}] of {self.path} name different destinations; "
-                "leave out one of them"
-            )
+        self._check_place("to", "streams", name, table, over)
         layers = {**self.file, **table, **over}
         return {key: given.value for key, given in layers.items() if SETTINGS[key].scope == STREAM}
 
@@ -243,23 +292,23 @@ def _lowered(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _stream_tables(tables: Any, path: str) -> dict[str, dict[str, Given]]:
+def _tables(kind: str, tables: Any, path: str, known: Sequence[str]) -> dict[str, dict[str, Given]]:
+    """The tables of all streams or consumers. known: the settings that such a table may have."""
     if not isinstance(tables, dict):
-        raise ConfigError(f"'streams' in {path} is not a table; write [streams.NAME] with the settings of the stream")
+        raise ConfigError(f"'{kind}s' in {path} is not a table; write [{kind}s.NAME] with the settings of the {kind}")
     found: dict[str, dict[str, Given]] = {}
-    of_streams = [name for name, setting in SETTINGS.items() if setting.scope == STREAM]
-    for stream, table in tables.items():
-        if not isinstance(table, dict) and stream in of_streams:
-            raise ConfigError(f"[streams] in {path} has {stream!r} but no stream; write it under [streams.NAME]")
+    for title, table in tables.items():
+        if not isinstance(table, dict) and title in known:
+            raise ConfigError(f"[{kind}s] in {path} has {title!r} but no {kind}; write it under [{kind}s.NAME]")
         if not isinstance(table, dict):
-            raise ConfigError(f"'streams.{stream}' in {path} is not a table; write [streams.{stream}]")
-        found[stream] = {}
+            raise ConfigError(f"'{kind}s.{title}' in {path} is not a table; write [{kind}s.{title}]")
+        found[title] = {}
         for name, value in table.items():
-            if name not in of_streams:
-                there = name in SETTINGS
-                meant = "move it to the top of the file" if there else hint(name, of_streams)
-                raise ConfigError(f"[streams.{stream}] in {path} has an unknown setting {name!r}; {meant}")
-            found[stream][name] = _from_toml(SETTINGS[name], value, f"{name!r} of [streams.{stream}] in {path}")
+            if name not in known:
+                at_top = name in SETTINGS and SETTINGS[name].scope not in (STREAM, CONSUMER)
+                meant = "move it to the top of the file" if at_top else hint(name, known)
+                raise ConfigError(f"[{kind}s.{title}] in {path} has an unknown setting {name!r}; {meant}")
+            found[title][name] = _from_toml(SETTINGS[name], value, f"{name!r} of [{kind}s.{title}] in {path}")
     return found
 
 

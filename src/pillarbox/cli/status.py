@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from pillarbox import operations
 from pillarbox.cli import output
+from pillarbox.cli.consumers import print_consumers
 from pillarbox.cli.destinations import place
 from pillarbox.cli.output import Column
 from pillarbox.cli.parser import command, commands
@@ -24,7 +25,6 @@ _COLUMNS: Final = (
     Column("failed", right=True),
     Column("held", right=True),
     Column("dead", right=True),
-    Column("published_last_hour", "published/h", right=True),
     Column("workers", right=True),
     Column("paused"),
     Column("destination", shrinks=True),
@@ -36,7 +36,7 @@ _STREAM_COLUMNS: Final = tuple(
 
 def add(group: Any) -> None:
     """Register the commands."""
-    parser = command(group, "status", status, "show each stream: its waiting events, its destination and its workers")
+    parser = command(group, "status", status, "show each stream and each consumer: what waits, and their workers")
     parser.add_argument("--fail-if-older", metavar="DURATION", help="exit 1 if an event has waited for longer")
     parser.add_argument("--fail-if-dead", action="store_true", help="exit 1 if there are dead letters")
     streams = group.add_parser("streams", help="list, pause and resume streams")
@@ -65,23 +65,30 @@ async def _status(chosen: Any, columns: Sequence[Column]) -> int:
     limit_seconds = None if limit is None else seconds_of("--fail-if-older", limit)
     async with open_store(settings) as store:
         rows = await operations.status(store, _plans(settings))
+        consumers = await operations.consumer_status(store) if columns is _COLUMNS else []
         where = store.description
     if chosen.json:
         output.print_json([operations.stream_record(row) for row in rows])
-    elif not rows:
+    elif not rows and not consumers:
         print(f"{where} has no events and no streams yet")
     else:
-        _print(columns, rows)
+        if rows:
+            _print(columns, rows)
         if columns is _COLUMNS:
             _print_details(rows)
+        if consumers:
+            if rows:
+                print()
+            print_consumers(consumers)
     late = [row for row in rows if limit_seconds is not None and (row.oldest_seconds or 0) > limit_seconds]
-    dead = [row for row in rows if getattr(chosen, "fail_if_dead", False) and row.counts[Status.DEAD]]
+    wants_dead = getattr(chosen, "fail_if_dead", False)
+    dead = {f"stream {row.stream!r}": row.counts[Status.DEAD] for row in rows if wants_dead and row.counts[Status.DEAD]}
+    dead |= {f"consumer {row.consumer!r}": row.dead for row in consumers if wants_dead and row.dead}
     for row in late:
         waited = f"{row.oldest_seconds:.0f} s"
         print(f"pillarbox: the oldest event of stream {row.stream!r} has waited for {waited}", file=sys.stderr)
-    for row in dead:
-        letters = output.count(row.counts[Status.DEAD], "dead letter")
-        print(f"pillarbox: stream {row.stream!r} has {letters}", file=sys.stderr)
+    for name, count in dead.items():
+        print(f"pillarbox: {name} has {output.count(count, 'dead letter')}", file=sys.stderr)
     return 1 if late or dead else 0
 
 
@@ -96,7 +103,11 @@ def _print(columns: Sequence[Column], rows: Sequence[StreamRow]) -> None:
     marks: dict[tuple[int, str], bool] = {}
     lines = []
     for number, row in enumerate(rows):
-        lines.append(operations.stream_record(row) | {"oldest": output.duration(row.oldest_seconds)})
+        record = operations.stream_record(row)
+        # A count that ended at its limit means at least that many.
+        record |= {each.value: f"{row.counts[each]:,}+" for each in row.at_least}
+        waiting = f"{row.waiting:,}{'+' if row.may_be_more else ''}"
+        lines.append(record | {"waiting": waiting, "oldest": output.duration(row.oldest_seconds)})
         if row.is_unserved:
             lines[-1]["workers"] = "0 (unserved)"
             marks[number, "workers"] = True

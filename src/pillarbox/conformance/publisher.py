@@ -286,6 +286,7 @@ class PublisherContract:
             if outcome.after_seconds is not None:
                 assert outcome.result is Result.RETRY or outcome.is_outage, f"a pause after {outcome.result}"
                 assert outcome.after_seconds >= 0, "a pause cannot be negative"
+            assert outcome.result is Result.RETRY or not outcome.ambiguous, f"an ambiguous {outcome.result}"
             if event.key in failed_keys:
                 assert outcome.result is Result.UNTRIED, f"{outcome.result} behind a failed event of its key"
             holds_its_key = {Result.RETRY, Result.UNTRIED} | ({Result.REJECTED} if strict else set())

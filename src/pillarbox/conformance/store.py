@@ -5,13 +5,16 @@ import random
 
 import pytest
 
+from pillarbox.conformance.store_consumers import ConsumerTests
 from pillarbox.conformance.store_finding import FindingTests
+from pillarbox.conformance.store_gauges import GaugeTests
 from pillarbox.conformance.store_identity import IdentityTests
 from pillarbox.conformance.store_keys import HeldKeyTests, InstantTests
 from pillarbox.conformance.store_operations import OperatorTests, RetentionTests, SteeringTests
 from pillarbox.conformance.store_ownership import OwnershipTests, PollTests
 from pillarbox.conformance.store_queue import ClaimTests, RescueTests
 from pillarbox.conformance.store_reentry import JointTests, ReentryTests
+from pillarbox.conformance.store_replay import ReplayTests
 from pillarbox.conformance.store_setup import LEASE, MAX_BYTES, PAST, SHARDS, STREAM, Connect, read, settle
 from pillarbox.conformance.store_turns import ReadTests, SettleTests
 from pillarbox.conformance.store_unreadable import UnreadableTests
@@ -39,10 +42,13 @@ class StoreContract(
     SteeringTests,
     OperatorTests,
     FindingTests,
+    GaugeTests,
+    ReplayTests,
     IdentityTests,
     ReentryTests,
     JointTests,
     UnreadableTests,
+    ConsumerTests,
 ):
     """Subclass it in a test module and give it the fixture ``connect`` and the methods ``set_schema_version`` and
     ``damage``.

@@ -114,7 +114,7 @@ class IdentityTests(StoreSetup):
         await store.announce(JOBS, Mode.QUEUE, "handlers (8)")
         await store.announce(STREAM, Mode.ORDERED, "kafka two:9092")
         await store.pause(JOBS, "olga")
-        found = {each.stream: (each.mode, each.destination, each.paused) for each in await store.streams()}
+        found = {each.stream: (each.mode, each.destination, each.paused) for each in await store.gauges()}
         assert found == {
             OTHER: (None, None, False),
             STREAM: (Mode.ORDERED, "kafka two:9092", False),

@@ -39,6 +39,7 @@ class AuditRow(NamedTuple):
     action: str
     stream: str
     event_id: UUID | None
+    consumer: str = ""
 
 
 class StoreSetup:

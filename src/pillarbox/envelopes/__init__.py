@@ -6,7 +6,7 @@ the message of one broker. Pure code, no I/O.
 
 from typing import Final
 
-from pillarbox.envelopes.bindings import Message, kafka
+from pillarbox.envelopes.bindings import Message, PulsarMessage, RabbitMQMessage, kafka, pulsar, rabbitmq
 from pillarbox.envelopes.cloudevents import CloudEvents, StructuredCloudEvents
 from pillarbox.envelopes.envelope import Binding, Envelope, Legacy
 from pillarbox.envelopes.headers import HeaderBuilder, Headers, default_headers, event_headers
@@ -22,11 +22,15 @@ __all__ = [
     "Headers",
     "Legacy",
     "Message",
+    "PulsarMessage",
+    "RabbitMQMessage",
     "StructuredCloudEvents",
     "default_headers",
     "envelope_named",
     "event_headers",
     "kafka",
+    "pulsar",
+    "rabbitmq",
 ]
 
 ENVELOPES: Final = ("raw", "legacy", "cloudevents", "cloudevents_binary", "cloudevents_structured")

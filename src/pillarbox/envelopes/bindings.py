@@ -11,6 +11,10 @@ from pillarbox.envelopes.headers import Headers
 from pillarbox.event import Event
 
 KAFKA: Final = Binding("ce_")
+PULSAR: Final = Binding("ce_")
+RABBITMQ: Final = Binding("ce-", content_type=None)
+KEY_HEADER: Final = "event_key"  # of a broker without keys
+_PROPERTY_FRAME: Final = 12  # the bytes around a name and a value
 
 
 class Message(NamedTuple):
@@ -29,5 +33,55 @@ def kafka(envelope: Envelope) -> Callable[[Event], Message]:
         key = event.key
         # Half the cost of calling the class; the fields are those of Message, in its order.
         return make(Message, (None if key is None else key.encode(), body(event), headers(event)))
+
+    return message
+
+
+class PulsarMessage(NamedTuple):
+    """One message as Pulsar takes it. Of several headers with one name, ``properties`` has the last.
+
+    properties_bytes: at least the size of the properties.
+    """
+
+    key: str | None
+    value: bytes
+    properties: dict[str, str]
+    properties_bytes: int
+
+
+def pulsar(envelope: Envelope) -> Callable[[Event], PulsarMessage]:
+    """The function that makes Pulsar's message of an event; its key is the event's key."""
+    make, body, headers = tuple.__new__, envelope.body, envelope.header_builder(PULSAR)
+
+    def message(event: Event) -> PulsarMessage:
+        properties: dict[str, str] = {}
+        size = 0
+        for name, value in headers(event):
+            properties[name] = value.decode()
+            size += 4 * len(name) + len(value) + _PROPERTY_FRAME
+        # Half the cost of calling the class; the fields are those of PulsarMessage, in its order.
+        return make(PulsarMessage, (event.key, body(event), properties, size))
+
+    return message
+
+
+class RabbitMQMessage(NamedTuple):
+    """The part of a RabbitMQ message that an envelope makes."""
+
+    body: bytes
+    headers: dict[str, str]
+    content_type: str
+
+
+def rabbitmq(envelope: Envelope) -> Callable[[Event], RabbitMQMessage]:
+    """The function that makes RabbitMQ's message of an event. Its headers are text: of two with one name the last
+    counts. The event's key is a header too, because RabbitMQ has no keys."""
+    body, content_type, headers = envelope.body, envelope.content_type, envelope.header_builder(RABBITMQ)
+
+    def message(event: Event) -> RabbitMQMessage:
+        text = {name: value.decode() for name, value in headers(event)}
+        if event.key is not None:
+            text[KEY_HEADER] = event.key
+        return RabbitMQMessage(body(event), text, content_type(event))
 
     return message

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from importlib import import_module
@@ -20,6 +20,7 @@ from pillarbox.idempotency.reply import Refused, Reply, reply_of, stored_headers
 from pillarbox.idempotency.requests import Asked, asked_of
 from pillarbox.idempotency.work import Answer, Claim, Key, Stored
 from pillarbox.names import Names
+from pillarbox.observe import Observer, Observers
 from pillarbox.sql.dialects import ErrorKind
 from pillarbox.tasks import PerLoop
 
@@ -36,7 +37,7 @@ class Idempotency:
     it one caller could read another's answers; None: the request has no key. required: refuse a request without a key.
     body_limit, answer_limit: the most bytes of a request's and of an answer's body. concurrency: the most requests that
     have a transaction at the same time; default: half of the pool, so that handlers which need a second connection do
-    not wait for each other. prefix, schema: where the tables are.
+    not wait for each other. prefix, schema: where the tables are. observers: learn what became of each request.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Idempotency:
         concurrency: int | None = None,
         prefix: str = "outbox",
         schema: str | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         for setting, value in (
             ("body_limit", body_limit),
@@ -65,6 +67,7 @@ class Idempotency:
                 "sessionmaker, a pool, a MongoDB client, or a function that opens a connection"
             )
         self._names = Names(prefix, schema)
+        self._observers = Observers(observers)
         self._scope = scope
         self._required = required
         self.body_limit = body_limit
@@ -139,6 +142,15 @@ class Idempotency:
 
     async def serve(self, key: Key | None, work: Callable[[Any], Awaitable[Reply]]) -> Reply:
         """Run the work in a transaction, once for the key. An error of the work passes."""
+        try:
+            reply = await self._serve(key, work)
+        except BaseException:
+            self._observers.request_served("failed")
+            raise
+        self._observers.request_served(_outcome(key, reply))
+        return reply
+
+    async def _serve(self, key: Key | None, work: Callable[[Any], Awaitable[Reply]]) -> Reply:
         driver: Driver | None = None
         is_working = False
         try:
@@ -202,6 +214,24 @@ class Idempotency:
         else:
             with self._places():
                 yield
+
+
+def _outcome(key: Key | None, reply: Reply) -> str:
+    """The outcome of a request, for observers."""
+    if reply.is_replayed:
+        return "replayed"
+    refusals = (
+        (replies.BUSY, "busy"),
+        (replies.OTHER_REQUEST, "mismatch"),
+        (replies.UNFINISHED, "unfinished"),
+        (replies.UNAVAILABLE, "unavailable"),
+    )
+    for refusal, outcome in refusals:
+        if reply is refusal:
+            return outcome
+    if not reply.is_kept:
+        return "failed"
+    return "done" if key is not None else "unkeyed"
 
 
 def _steps(driver: Driver, verb: str, work: Key | Answer) -> Build[Any]:

@@ -1,6 +1,6 @@
 """Remembers the events that a consumer has applied: the class that applications use."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -9,12 +9,14 @@ from pillarbox.drivers.awaiting import Chosen, YesOrNo
 from pillarbox.drivers.contract import Build, Steps
 from pillarbox.event import Event
 from pillarbox.inbox.once import make_once
-from pillarbox.inbox.work import Entry, Place, Version, build
+from pillarbox.inbox.work import Entry, Place, Version, build, first_of_each, in_order
 from pillarbox.limits import check_name
 from pillarbox.names import Names
+from pillarbox.observe import Observer, Observers
 from pillarbox.outbox import Transaction
 
 Given = TypeVar("Given", bound=Event | UUID | str)
+Handled = TypeVar("Handled", bound=Event | list[Event])
 Result = TypeVar("Result")
 
 
@@ -22,12 +24,15 @@ class Inbox:
     """The events that one consumer has applied, in the database that has their effects.
 
     name: the consumer's; each name has its own events. prefix, schema: where the tables are, those of an outbox. It
-    needs no relay and no events in that outbox.
+    needs no relay and no events in that outbox. observers: learn how many events are new, and how many are copies.
     """
 
-    def __init__(self, name: str, *, prefix: str = "outbox", schema: str | None = None) -> None:
+    def __init__(
+        self, name: str, *, prefix: str = "outbox", schema: str | None = None, observers: Sequence[Observer] = ()
+    ) -> None:
         check_name("consumer", name)
         self._place = Place(name, Names(prefix, schema))
+        self._observers = Observers(observers)
 
     def record(self, tx: Any, event: Event | UUID | str) -> YesOrNo:
         """Whether the event is new. It counts as applied when the transaction of ``tx`` commits.
@@ -38,24 +43,24 @@ class Inbox:
         the text of it, or ``stable_id(source, id)`` for a message with another kind of id.
         """
         entry, driver = Entry.of(event), _driver(tx)
-        return YesOrNo(driver, build(driver, "record", self._place, entry, False), "inbox.record")
+        steps: Build[bool] = build(driver, "record", self._place, entry, False)
+
+        def record(driver: Driver) -> Steps[bool]:
+            is_new = yield from steps(driver)
+            self._observers.inbox_asked(self._place.consumer, int(is_new), int(not is_new))
+            return is_new
+
+        return YesOrNo(driver, record, "inbox.record")
 
     def record_all(self, tx: Any, events: Iterable[Given]) -> Chosen[Given]:
         """The events that are new, in their order; see :meth:`record`. One statement for up to 1,000 events."""
         given = [(event, Entry.of(event)) for event in events]
-        # Each id once, because MySQL would not know a copy from its original; sorted, so that two transactions lock
-        # rows in the same order.
-        once = {entry.id: entry for _, entry in reversed(given)}
         driver = _driver(tx)
-        steps: Build[set[UUID]] = build(driver, "record_all", self._place, [once[each] for each in sorted(once)])
+        steps: Build[set[UUID]] = build(driver, "record_all", self._place, in_order(entry for _, entry in given), False)
 
         def choose(driver: Driver) -> Steps[list[Given]]:
-            new = yield from steps(driver)
-            chosen = []
-            for event, entry in given:
-                if entry.id in new:
-                    new.discard(entry.id)
-                    chosen.append(event)
+            chosen = first_of_each(given, (yield from steps(driver)))
+            self._observers.inbox_asked(self._place.consumer, len(chosen), len(given) - len(chosen))
             return chosen
 
         return Chosen(driver, choose, "inbox.record_all")
@@ -76,18 +81,20 @@ class Inbox:
         entry, driver = Entry.of(event), _driver(tx)
         return YesOrNo(driver, build(driver, "forget", self._place, entry), "inbox.forget")
 
-    def once(self, handle: Any) -> Callable[[Callable[[Event, Any], Result]], Callable[[Event], Result]]:
-        """Decorates a handler ``f(event, tx)`` so that it can be registered with ``@handlers.on(...)``.
+    def once(self, handle: Any) -> Callable[[Callable[[Handled, Any], Result]], Callable[[Handled], Result]]:
+        """Decorates a handler ``f(event, tx)`` so that it can be registered with ``@handlers.on(...)``, or
+        ``f(events, tx)`` for ``@handlers.on_batch(...)``.
 
         For each event it opens a transaction, records the event, calls the handler only if the event is new, and
-        commits. Write effects with ``tx``: others happen at least once. Returned values are dropped.
+        commits. A list of events has one transaction, and the handler gets those that are new. Write effects with
+        ``tx``: others happen at least once. Returned values are dropped.
 
         handle: an engine, sessionmaker, pool or client, or a function that opens a connection or returns a pool. An
         async function needs one that is awaited, a plain function one that is not.
         A conflict with another transaction is tried again after 10 ms up to 1 s: without a limit while the event is
         recorded, and later 10 times. If the database is away, the handler raises :class:`Outage`.
         """
-        return make_once(self._place, handle)
+        return make_once(self._place, handle, self._observers)
 
 
 def _driver(tx: Any) -> Driver:

@@ -22,7 +22,7 @@ def record(place: Place, entry: Entry, is_limited: bool, driver: PyMongo) -> Ste
     return (yield from _upsert(place, "inbox", _identity(place, entry.id), kept)).upserted_id is not None
 
 
-def record_all(place: Place, entries: Sequence[Entry], driver: PyMongo) -> Steps[set[UUID]]:
+def record_all(place: Place, entries: Sequence[Entry], is_limited: bool, driver: PyMongo) -> Steps[set[UUID]]:
     """Insert events with different ids; the ids of those that were not there.
 
     The look is safe, because it sees the transaction's snapshot: an insert of what was written since is a conflict.

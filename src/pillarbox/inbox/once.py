@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -14,9 +14,11 @@ from pillarbox.drivers.contract import finish, settled
 from pillarbox.drivers.registry import Factory
 from pillarbox.errors import ConfigError, InvalidEvent, Outage, PillarboxError
 from pillarbox.event import Event
-from pillarbox.inbox.work import Entry, Place, build
+from pillarbox.inbox.work import Entry, Place, build, first_of_each, in_order
+from pillarbox.observe import Observers
 from pillarbox.sql.dialects import ErrorKind
 
+Given = TypeVar("Given", bound=Event | list[Event])
 Result = TypeVar("Result")
 
 _SHORTEST_PAUSE: Final = 0.01
@@ -24,7 +26,9 @@ _LONGEST_PAUSE: Final = 1.0
 _HANDLER_ATTEMPTS: Final = 10
 
 
-def make_once(place: Place, handle: Any) -> Callable[[Callable[[Event, Any], Result]], Callable[[Event], Result]]:
+def make_once(
+    place: Place, handle: Any, observers: Observers
+) -> Callable[[Callable[[Given, Any], Result]], Callable[[Given], Result]]:
     """The decorator of :meth:`Inbox.once`."""
     if not driver_of(handle).is_pool:
         raise ConfigError(
@@ -32,14 +36,14 @@ def make_once(place: Place, handle: Any) -> Callable[[Callable[[Event, Any], Res
             "sessionmaker, a pool or a client, or a function that opens a connection"
         )
 
-    def decorate(function: Callable[[Event, Any], Result]) -> Callable[[Event], Result]:
-        once = _Once(place, handle, function)
+    def decorate(function: Callable[[Given, Any], Result]) -> Callable[[Given], Result]:
+        once = _Once(place, handle, function, observers)
 
-        async def awaited(event: Event) -> None:
-            await once.apply(event)
+        async def awaited(given: Given) -> None:
+            await once.apply(given)
 
-        def plain(event: Event) -> None:
-            finish(once.apply(event))
+        def plain(given: Given) -> None:
+            finish(once.apply(given))
 
         made = update_wrapper(
             awaited if once.is_awaited else plain,
@@ -48,7 +52,7 @@ def make_once(place: Place, handle: Any) -> Callable[[Callable[[Event, Any], Res
             updated=(),
         )
         del made.__wrapped__  # its signature has the transaction, that of the handler has not
-        return cast("Callable[[Event], Result]", made)
+        return cast("Callable[[Given], Result]", made)
 
     return decorate
 
@@ -60,11 +64,19 @@ class _Conflict(NamedTuple):
     is_handlers: bool  # in the handler, or at its commit
 
 
+class _Work(NamedTuple):
+    """An event or a list of events, and their entries."""
+
+    given: Event | list[Event]
+    entries: Sequence[Entry]
+
+
 class _Once:
     """A decorated handler."""
 
-    def __init__(self, place: Place, handle: Any, function: Callable[[Event, Any], Any]) -> None:
+    def __init__(self, place: Place, handle: Any, function: Callable[[Any, Any], Any], observers: Observers) -> None:
         self._place = place
+        self._observers = observers
         self._function = function
         self._sleep: Callable[[float], Any] = time.sleep  # a plain handler has a thread to itself
         self._name: str = getattr(function, "__qualname__", type(function).__qualname__)
@@ -106,12 +118,12 @@ class _Once:
             raise
         return opened
 
-    async def apply(self, event: Event) -> None:
-        """Apply an event once. If the function is plain, it awaits nothing: see ``finish``."""
-        entry = Entry.of(event)
+    async def apply(self, given: Event | list[Event]) -> None:
+        """Apply an event, or each of several, once. If the function is plain, it awaits nothing: see ``finish``."""
+        work = _Work(given, [Entry.of(event) for event in ([given] if isinstance(given, Event) else given)])
         failures = 0
         for number in count():
-            conflict = await self._connect(event, entry)
+            conflict = await self._connect(work)
             if conflict is None:
                 return
             failures += conflict.is_handlers
@@ -121,26 +133,29 @@ class _Once:
             seconds = longest * random.uniform(0.5, 1.0)  # so that the same two do not meet again
             await settled(self._sleep(seconds))
 
-    async def _connect(self, event: Event, entry: Entry) -> _Conflict | None:
+    async def _connect(self, work: "_Work") -> _Conflict | None:
         is_connected = False
         try:
             async with self._pool.connected() as driver:
                 is_connected = True
-                return await self._run(driver, event, entry)
+                return await self._run(driver, work)
         except Exception as error:
             if is_connected or isinstance(error, PillarboxError):
                 raise
             raise _away(error) from error
 
-    async def _run(self, driver: Driver, event: Event, entry: Entry) -> _Conflict | None:
+    async def _run(self, driver: Driver, work: "_Work") -> _Conflict | None:
         has_begun = is_new = False
         try:
             async with driver.begin() as tx:
                 has_begun = True
                 own = driver_of(tx)
-                is_new = await settled(own.run(build(own, "record", self._place, entry, True)))
-                if is_new:
-                    await self._call(event, tx)
+                new = await self._record(own, work)
+                if new:
+                    is_new = True
+                    await self._call(new, tx)
+            applied = len(new) if isinstance(new, list) else int(new is not None)
+            self._observers.inbox_asked(self._place.consumer, applied, len(work.entries) - applied)
             return None
         except InvalidEvent:
             raise
@@ -156,8 +171,17 @@ class _Once:
                 raise _away(error) from error
             raise
 
-    async def _call(self, event: Event, tx: Any) -> None:
-        returned = self._function(event, tx)
+    async def _record(self, driver: Driver, work: "_Work") -> Event | list[Event] | None:
+        """What is new of the work."""
+        given, entries = work
+        if isinstance(given, Event):
+            is_new = await settled(driver.run(build(driver, "record", self._place, entries[0], True)))
+            return given if is_new else None
+        ids = await settled(driver.run(build(driver, "record_all", self._place, in_order(entries), True)))
+        return first_of_each(zip(given, entries, strict=True), ids)
+
+    async def _call(self, given: Event | list[Event], tx: Any) -> None:
+        returned = self._function(given, tx)
         if self.is_awaited:
             await returned
         elif inspect.isawaitable(returned):

@@ -30,12 +30,13 @@ def record(place: Place, entry: Entry, is_limited: bool, driver: Driver) -> Step
     return answer.affected == 1
 
 
-def record_all(place: Place, entries: Sequence[Entry], driver: Driver) -> Steps[set[UUID]]:
-    """Insert events with different ids, in the order of their ids; the ids of those that were not there."""
+def record_all(place: Place, entries: Sequence[Entry], is_limited: bool, driver: Driver) -> Steps[set[UUID]]:
+    """Insert events with different ids, in the order of their ids; the ids of those that were not there. is_limited:
+    see ``record``."""
     driver.check(INBOX)
     new: set[UUID] = set()
     for start in range(0, len(entries), MAX_ROWS):
-        new |= yield from _record_some(place, entries[start : start + MAX_ROWS], driver)
+        new |= yield from _record_some(place, entries[start : start + MAX_ROWS], is_limited, driver)
     return new
 
 
@@ -77,13 +78,13 @@ def forget(place: Place, entry: Entry, driver: Driver) -> Steps[bool]:
     return answer.affected == 1
 
 
-def _record_some(place: Place, entries: Sequence[Entry], driver: Driver) -> Steps[set[UUID]]:
-    dialect, table, ids = driver.dialect, place.names.parts["inbox"], {entry.id for entry in entries}
+def _record_some(place: Place, entries: Sequence[Entry], is_limited: bool, driver: Driver) -> Steps[set[UUID]]:
+    dialect, table = driver.dialect, place.names.parts["inbox"]
     rows = [_row(place, entry, dialect) for entry in entries]
-    cells = [cell for row in rows for cell in row]
     if dialect.database == "mysql":
         text = _insert_text(table, dialect, len(rows), None)
-        answer = yield from _ask(driver, place.names, text, cells)
+        answer = yield from _ask(driver, place.names, text, _cells(rows))
+        ids = {entry.id for entry in entries}
         if answer.affected == len(rows):
             return ids
         marks = ", ".join(dialect.marks(len(rows)))
@@ -94,9 +95,10 @@ def _record_some(place: Place, entries: Sequence[Entry], driver: Driver) -> Step
     if dialect.database == "postgresql":
         # Arrays: one text for any number of rows, without a limit on parameters.
         arrays = [list(column) for column in zip(*rows, strict=True)][1:]
-        text, values = _insert_text(table, dialect, None, None), [place.consumer, *arrays]
+        limit = _LOCK_TIMEOUT if is_limited else None
+        text, values = _insert_text(table, dialect, None, limit), [place.consumer, *arrays]
     elif _HAS_RETURNING:
-        text, values = _insert_text(table, dialect, len(rows), None), cells
+        text, values = _insert_text(table, dialect, len(rows), None), _cells(rows)
     else:
         new = set()
         for entry, row in zip(entries, rows, strict=True):
@@ -125,6 +127,10 @@ def _row(place: Place, entry: Entry, dialect: Dialect) -> list[Any]:
     return [place.consumer, _cell(entry.id, dialect), entry.aggregate_id, entry.aggregate_version]
 
 
+def _cells(rows: Sequence[Sequence[Any]]) -> list[Any]:
+    return [cell for row in rows for cell in row]
+
+
 def _id(value: Any) -> UUID:
     """From the form in which the driver gives it."""
     if isinstance(value, UUID):
@@ -137,17 +143,17 @@ def _insert_text(table: str, dialect: Dialect, count: int | None, limit: str | N
     """The INSERT of ``count`` events; None: of any number, as arrays. limit: the longest wait of PostgreSQL."""
     names = ", ".join(_COLUMNS)
     if count is None or limit is not None:
-        array = "[]" if count is None else ""
         first, *others = [
             f"{mark}::{kind}" for mark, kind in zip(dialect.marks(_WIDTH), _COLUMNS.values(), strict=True)
         ]
-        if limit is None:
-            rows = f"unnest({', '.join(f'{each}{array}' for each in others)}) AS added (event_id, aggregate, version)"
-            text = f"SELECT {first}, added.* FROM {rows} ORDER BY event_id"
+        # In the same statement: one of its own would cost another round trip.
+        sources = [] if limit is None else [f"(SELECT set_config('lock_timeout', '{limit}', true)) AS waiting"]
+        if count is None:
+            arrays = ", ".join(f"{each}[]" for each in others)
+            sources.append(f"unnest({arrays}) AS added (event_id, aggregate, version)")
+            text = f"SELECT {first}, added.* FROM {', '.join(sources)} ORDER BY event_id"
         else:
-            # In the same statement: one of its own would cost another round trip for each event.
-            waiting = f"(SELECT set_config('lock_timeout', '{limit}', true)) AS waiting"
-            text = f"SELECT {', '.join([first, *others])} FROM {waiting}"
+            text = f"SELECT {', '.join([first, *others])} FROM {', '.join(sources)}"
     else:
         rows = ", ".join(f"({', '.join(dialect.marks(_WIDTH, 1 + row * _WIDTH))})" for row in range(count))
         text = f"VALUES {rows}"

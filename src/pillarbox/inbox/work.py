@@ -2,17 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from pillarbox.drivers.contract import Build, Driver, Feature
 from pillarbox.errors import InvalidEvent
 from pillarbox.event import Event
 from pillarbox.names import Names
+
+T = TypeVar("T")
 
 MAX_ROWS: Final = 1000  # in one statement
 INBOX: Final = Feature(
@@ -49,6 +51,26 @@ class Entry(NamedTuple):
             "this is no event and no event's id; pass the event, a UUID or its text, or for a message with another "
             "kind of id stable_id(source, id)"
         )
+
+
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Each id once, because MySQL would not know a copy from its original; sorted, so that two transactions lock rows
+    in the same order.
+    """
+    # By the number of the id, because UUIDs are hashed and compared in Python.
+    once = {entry.id.int: entry for entry in reversed([*entries])}
+    return [once[each] for each in sorted(once)]
+
+
+def first_of_each(given: Iterable[tuple[T, Entry]], new: Iterable[UUID]) -> list[T]:
+    """The first one of each new id, in the order in which they were given."""
+    left, chosen = {each.int for each in new}, []
+    for value, entry in given:
+        number = entry.id.int
+        if number in left:
+            left.discard(number)
+            chosen.append(value)
+    return chosen
 
 
 class Version(NamedTuple):

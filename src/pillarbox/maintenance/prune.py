@@ -19,7 +19,9 @@ class Pruned(NamedTuple):
 
 
 class Prune(Service):
-    """Deletes in batches, so that no statement holds locks for long; ``limit`` bounds one run of each kind."""
+    """Deletes in batches, so that no statement holds locks for long; ``limit`` bounds one run of each kind.
+
+    keep_published: None deletes no published events: a consumer leaves them to the relays."""
 
     name = "prune"
     first_seconds = 60.0  # a relay that starts publishes its backlog first
@@ -28,7 +30,7 @@ class Prune(Service):
         self,
         store: Retention,
         *,
-        keep_published: Duration = "24h",
+        keep_published: Duration | None = "24h",
         keep_dead: Duration = "7d",
         keep_inbox: Duration = "8d",
         keep_keys: Duration = "24h",
@@ -40,7 +42,7 @@ class Prune(Service):
     ) -> None:
         super().__init__(every, logger)
         self._store = store
-        self._keep_published_seconds = seconds_of("keep_published", keep_published)
+        self._keep_published_seconds = None if keep_published is None else seconds_of("keep_published", keep_published)
         self._keep_dead_seconds = seconds_of("keep_dead", keep_dead)
         self._keep_inbox_seconds = seconds_of("keep_inbox", keep_inbox)
         self._keep_keys_seconds = seconds_of("keep_keys", keep_keys)
@@ -49,7 +51,11 @@ class Prune(Service):
         self._on_progress = on_progress
 
     async def run_once(self) -> Pruned:
-        done = await self._prune_published()
+        done = (
+            Pruned()
+            if self._keep_published_seconds is None
+            else await self._prune_published(self._keep_published_seconds)
+        )
         for kind, prune, keep_seconds in (
             ("dead", self._store.prune_dead, self._keep_dead_seconds),
             ("inbox", self._store.prune_inbox, self._keep_inbox_seconds),
@@ -71,10 +77,10 @@ class Prune(Service):
             )
         return done
 
-    async def _prune_published(self) -> Pruned:
+    async def _prune_published(self, keep_seconds: float) -> Pruned:
         done, after = Pruned(), None
         while done.published < self._limit:
-            page = await self._store.prune_published(self._keep_published_seconds, self._batch, after)
+            page = await self._store.prune_published(keep_seconds, self._batch, after)
             done = Pruned(done.published + page.deleted)
             self._on_progress(done)
             after = page.after

@@ -12,6 +12,7 @@ from pillarbox.errors import CheckFailed, DuplicateEvent
 from pillarbox.event import Event, Status
 from pillarbox.maintenance.check import Check, batches
 from pillarbox.maintenance.service import Service
+from pillarbox.outbox.routes import in_each_stream
 from pillarbox.store import Filter, Store
 
 _CANCEL_SECONDS: Final = 3.0  # longer than a generator's close may take
@@ -164,7 +165,8 @@ class _Run:
     async def _known(self, events: Sequence[Event]) -> Mapping[UUID, Status]:
         ids = list({event.id for event in events})
         # Twice as many: an id that died and was written again is found twice. The event that is not dead counts.
-        found = await self._store.find(Filter(ids=ids), 2 * len(ids))
+        copies = sum(1 for event in events for _ in in_each_stream(event))
+        found = await self._store.find(Filter(ids=ids), 2 * copies)
         states = sorted((each.event for each in found), key=lambda event: event.status is not Status.DEAD)
         return {event.id: event.status for event in states}
 
@@ -191,7 +193,7 @@ class _Run:
         # Each in a transaction of its own: two relays with the same events in another order would deadlock.
         if not self._dry_run:
             try:
-                await self._store.add([event])
+                await self._store.add(list(in_each_stream(event)))
             except DuplicateEvent:  # another relay or the application was faster
                 self._count(waiting=1)
                 return

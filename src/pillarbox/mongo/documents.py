@@ -40,9 +40,10 @@ MAX_ERROR_LENGTH: Final = 2000
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024 - 256 * 1024
 
 
-def identity(event_id: UUID, stream: str) -> Document:
-    """The ``_id`` of an event. MongoDB compares such documents field by field, so the ids come first."""
-    return {"id": event_id, "stream": stream}
+def identity(event_id: UUID, stream: str, consumer: str = "") -> Document:
+    """The ``_id`` of an event, or of a consumer's dead letter. MongoDB compares such documents field by field, so the
+    ids come first."""
+    return {"id": event_id, "stream": stream} | ({"consumer": consumer} if consumer else {})
 
 
 def identities(events: Iterable[Event], stream: str) -> RawBSONDocument:
@@ -201,6 +202,22 @@ def to_dead_letter(document: Mapping[str, Any], attempts: int, error: str, error
         "attempts": attempts,
         "error": error,
         "errors": [*error_history(document)[: MAX_ERRORS - 1], *errors],
+        "consumer": "",
+    }
+
+
+def to_consumers_letter(
+    event: Event, shards: int, consumer: str, attempts: int, error: str, errors: Sequence[Any]
+) -> Document:
+    """The dead letter of an event that a consumer could not apply. The server adds the seq."""
+    document = to_document(event, shards)
+    return {
+        **{name: document[name] for name in _MOVED if name in document},
+        "_id": identity(event.id, event.stream, consumer),
+        "attempts": attempts,
+        "error": error,
+        "errors": list(errors[:MAX_ERRORS]),
+        "consumer": consumer,
     }
 
 

@@ -25,7 +25,7 @@ STEPS: Final = (Step(1, "0001_outbox"),)
 VERSION: Final = STEPS[-1].number
 COLLECTIONS: Final = (
     *("event", "stream", "worker", "lease", "held_key", "dead_letter", "audit", "key_lock"),
-    *("inbox", "inbox_version", "idempotency"),
+    *("inbox", "inbox_version", "idempotency", "consumer"),
 )
 # An index holds only events that its query finds, so a settle removes an event from one index and adds it to none.
 _INDEXES: Final[Mapping[str, Sequence[tuple[str, Sequence[str], Document]]]] = {
@@ -50,12 +50,20 @@ _INDEXES: Final[Mapping[str, Sequence[tuple[str, Sequence[str], Document]]]] = {
         ("due", ("stream", "shard", "next_attempt_at"), {}),
         ("dead_head", ("dead_head",), {"partialFilterExpression": {"dead_head": {"$exists": True}}}),
     ),
-    "dead_letter": (("stream", ("stream", "died_at", "seq"), {}), ("died", ("died_at",), {}), ("seq", ("seq",), {})),
+    # consumer is empty in a dead letter of a relay. replay_at and the lease belong to consumers.
+    "dead_letter": (
+        ("stream", ("consumer", "stream", "died_at", "seq"), {}),
+        ("died", ("died_at",), {}),
+        ("seq", ("consumer", "seq"), {}),
+        ("replay", ("consumer", "seq", "replay_at"), {"partialFilterExpression": {"replay_at": {"$exists": True}}}),
+    ),
     "audit": (("newest", ("seq",), {}),),
     # One document for each key that was written lately: {_id: key_hash, at}.
     "key_lock": (("expiry", ("at",), {"expireAfterSeconds": 3600}),),
     # {_id: {consumer, event_id}, processed_at, aggregate_id, aggregate_version, dead}
     "inbox": (("age", ("processed_at",), {}),),
+    # {_id: {consumer, name}, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events, lag_seconds}
+    "consumer": (),
     # {_id: SHA-256 of scope and key, fingerprint, created_at, status, headers, body}
     "idempotency": (("age", ("created_at",), {}),),
 }

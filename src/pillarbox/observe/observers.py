@@ -33,6 +33,10 @@ class Observers(Observer):
         """Whether anybody wants to learn of this call."""
         return not self._hooks.keys().isdisjoint((f"before_{call}", f"after_{call}", "call_failed"))
 
+    def wants(self, hook: str) -> bool:
+        """Whether an observer overrides this hook."""
+        return hook in self._hooks
+
     async def report(
         self,
         call: str,

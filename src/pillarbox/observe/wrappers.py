@@ -20,9 +20,10 @@ _CALLS: Final = {
 }
 
 
-def observed_publisher(publisher: Publisher, observers: Observers) -> Publisher:
-    """The publisher itself, if nobody wants to learn what is published."""
-    return cast(Publisher, _ObservedPublisher(publisher, observers)) if observers.follow("publish") else publisher
+def observed_publisher(publisher: Publisher, observers: Observers, call: str = "publish") -> Publisher:
+    """The publisher itself, if nobody wants to learn of its calls. call: their name in the hooks, ``publish`` of a
+    relay or ``consume`` of a consumer."""
+    return cast(Publisher, _ObservedPublisher(publisher, observers, call)) if observers.follow(call) else publisher
 
 
 def observed_store(store: Store, observers: Observers) -> Store:
@@ -34,19 +35,20 @@ def observed_store(store: Store, observers: Observers) -> Store:
 class _ObservedPublisher:
     """Passes everything on to the publisher and reports what is published."""
 
-    def __init__(self, publisher: Publisher, observers: Observers) -> None:
+    def __init__(self, publisher: Publisher, observers: Observers, call: str) -> None:
         self._publisher = publisher
         self._observers = observers
+        self._call = call
         self._report = observers.report
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._publisher, name)
 
     def prepared(self, needs: Needs) -> Publisher:
-        return observed_publisher(self._publisher.prepared(needs), self._observers)
+        return observed_publisher(self._publisher.prepared(needs), self._observers, self._call)
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
-        return await self._report("publish", (batch,), self._publisher.publish(batch))
+        return await self._report(self._call, (batch,), self._publisher.publish(batch))
 
 
 class _ObservedStore:

@@ -98,4 +98,4 @@ async def _refuse_several_streams(store: Insights, where: Filter) -> None:
 
 
 def _ref(found: Found) -> Ref:
-    return Ref(found.event.id, found.event.stream)
+    return Ref(found.event.id, found.event.stream, found.consumer)

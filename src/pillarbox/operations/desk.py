@@ -5,10 +5,10 @@ from typing import Protocol
 from uuid import UUID
 
 from pillarbox.errors import PillarboxError
-from pillarbox.store import Insights, Operator
+from pillarbox.store import Consumers, Gauges, Insights, Operator
 
 
-class Desk(Insights, Operator, Protocol):
+class Desk(Insights, Gauges, Operator, Consumers, Protocol):
     """A store as an operator uses it: to look and to act."""
 
 

@@ -23,6 +23,7 @@ def filter_from(given: Mapping[str, str | None], prefix: str = "") -> Filter:
     return Filter(
         **texts,
         status=None if status is None else Status(status),
+        consumer=given.get("consumer") or "",
         since=instant(given.get("since"), f"{prefix}since"),
         until=instant(given.get("until"), f"{prefix}until"),
     )

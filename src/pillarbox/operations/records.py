@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pillarbox.event import Event
+from pillarbox.operations.consumers import ConsumerRow
 from pillarbox.operations.streams import StreamRow
-from pillarbox.store import Audit, Found, HoldMode, WorkerStatus
+from pillarbox.store import Audit, ConsumerStatus, Found, HoldMode, WorkerStatus
 
 
 def list_record(found: Found) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def _summary(found: Found) -> dict[str, Any]:
         "id": str(event.id),
         "seq": event.seq,
         "stream": event.stream,
+        "consumer": found.consumer or None,
         "tenant": event.tenant,
         "topic": event.topic,
         "type": event.type,
@@ -55,6 +57,7 @@ def _summary(found: Found) -> dict[str, Any]:
         "created_at": _iso(event.created_at),
         "next_attempt_at": _iso(found.next_attempt_at),
         "published_at": _iso(found.published_at),
+        "replay_at": _iso(found.replay_at),
         "last_error": found.last_error,
         "last_error_at": _iso(found.last_error_at),
         "payload_bytes": found.payload_bytes,
@@ -81,7 +84,7 @@ def stream_record(row: StreamRow) -> dict[str, Any]:
         "waiting": row.waiting,
         "oldest_seconds": None if row.oldest_seconds is None else round(row.oldest_seconds, 3),
         **{each.value: count for each, count in row.counts.items()},
-        "published_last_hour": row.published_last_hour,
+        "at_least": sorted(row.at_least),
         "held_keys": {mode.value: row.held_keys.get(mode, 0) for mode in HoldMode},
         "worker_list": [_worker_record(worker) for worker in row.workers],
         "reasons": row.reasons,
@@ -89,13 +92,38 @@ def stream_record(row: StreamRow) -> dict[str, Any]:
 
 
 def _worker_record(worker: WorkerStatus) -> dict[str, Any]:
-    seen = None if worker.seen_seconds is None else round(worker.seen_seconds, 3)
-    return worker._asdict() | {"seen_seconds": seen, "free_seconds": round(worker.free_seconds, 3)}
+    spans = ("seen_seconds", "free_seconds", "circuit_seconds")
+    seconds = {name: getattr(worker, name) for name in spans}
+    return worker._asdict() | {name: None if each is None else round(each, 3) for name, each in seconds.items()}
+
+
+def consumer_record(row: ConsumerRow) -> dict[str, Any]:
+    """A consumer with its processes."""
+    return {
+        "consumer": row.consumer,
+        "source": row.source,
+        "workers": row.live_workers,
+        "lag_events": row.lag_events,
+        "lag_seconds": None if row.lag_seconds is None else round(row.lag_seconds, 3),
+        "lanes": row.lanes,
+        "paused_lanes": row.paused_lanes,
+        "held_keys": row.held_keys,
+        "dead": row.dead,
+        "worker_list": [_process_record(worker) for worker in row.workers],
+    }
+
+
+def _process_record(worker: ConsumerStatus) -> dict[str, Any]:
+    report = worker.report._asdict()
+    if worker.report.lag_seconds is not None:
+        report["lag_seconds"] = round(worker.report.lag_seconds, 3)
+    return {"name": worker.worker, "live": worker.live, "seen_seconds": round(worker.seen_seconds, 3), **report}
 
 
 def audit_record(row: Audit) -> dict[str, Any]:
     """One action of an operator."""
-    return row._asdict() | {"at": _iso(row.at), "event_id": None if row.event_id is None else str(row.event_id)}
+    event_id = None if row.event_id is None else str(row.event_id)
+    return row._asdict() | {"at": _iso(row.at), "event_id": event_id, "consumer": row.consumer or None}
 
 
 def _iso(value: datetime | None) -> str | None:

@@ -1,15 +1,15 @@
 """The status of streams, and pausing and resuming them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pillarbox.event import Mode, Status
 from pillarbox.hints import hint
 from pillarbox.operations.desk import Desk, NotFound
-from pillarbox.store import HoldMode, Insights, StreamStatus, WorkerStatus
+from pillarbox.store import Gauges, HoldMode, StreamGauges, WorkerStatus
 
-_WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.FAILED, Status.HELD)
+WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.FAILED, Status.HELD)
 
 
 class PlannedStream(NamedTuple):
@@ -29,9 +29,14 @@ class StreamRow(NamedTuple):
     workers: Sequence[WorkerStatus]  # by name; not all are live
     waiting: int  # neither published nor dead, and not scheduled for later
     oldest_seconds: float | None  # the age of the oldest waiting event
-    counts: Mapping[Status, int]  # of every status
-    published_last_hour: int
+    counts: Mapping[Status, int]  # of every status but published
+    at_least: Collection[Status] = ()  # of which there may be more
     held_keys: Mapping[HoldMode, int] = MappingProxyType({})
+
+    @property
+    def may_be_more(self) -> bool:
+        """Whether more events may wait than ``waiting`` says."""
+        return any(each in self.at_least for each in WAITING)
 
     @property
     def live_workers(self) -> int:
@@ -52,11 +57,19 @@ class StreamRow(NamedTuple):
             found.append(f"it is paused; let it go on with `pillarbox streams resume {self.stream}`")
         if self.is_unserved:
             found.append("no relay serves it; start one with `pillarbox relay`")
+        found += [_circuit(worker) for worker in self.workers if worker.live and worker.circuit_error is not None]
         found += [_absence(worker) for worker in self.workers if not worker.live]
         if self.held_keys:
             modes = ", ".join(f"{self.held_keys[mode]:,} {mode}" for mode in HoldMode if mode in self.held_keys)
             found.append(f"keys are held behind an event that failed or died: {modes}")
         return found
+
+
+def _circuit(worker: WorkerStatus) -> str:
+    """Why a worker waits for its destination."""
+    return (
+        f"worker {worker.name} waits for the destination since {worker.circuit_seconds:.0f} s: {worker.circuit_error}"
+    )
 
 
 def _absence(worker: WorkerStatus) -> str:
@@ -66,31 +79,38 @@ def _absence(worker: WorkerStatus) -> str:
     return f"worker {worker.name} {since}; {owned} free in {worker.free_seconds:.0f} s"
 
 
-async def status(store: Insights, plans: Mapping[str, PlannedStream] = MappingProxyType({})) -> list[StreamRow]:
+async def status(
+    store: Gauges, plans: Mapping[str, PlannedStream] = MappingProxyType({}), limit: int = 10_000
+) -> list[StreamRow]:
     """Every stream of the outbox, and those plans that have a destination, by name.
 
-    A plan counts for a stream that no relay has served yet. Reads the whole outbox.
+    A plan counts for a stream that no relay has served yet. Counts end at ``limit``, so that the question stays cheap.
     """
-    known = {each.stream: each for each in await store.streams()}
+    workers = await store.workers()
+    known = {each.stream: each for each in await store.gauges(limit)}
     planned = {name for name, plan in plans.items() if plan.destination is not None}
     return [
-        _row(known.get(name) or StreamStatus(name, False, (), {}, None, 0), plans.get(name))
+        _row(known.get(name) or _nothing(name), plans.get(name), workers.get(name, ()))
         for name in sorted({*known, *planned})
     ]
 
 
-def _row(found: StreamStatus, plan: PlannedStream | None) -> StreamRow:
+def _nothing(stream: str) -> StreamGauges:
+    return StreamGauges(stream, None, None, False, {}, (), None, {}, 0, 0)
+
+
+def _row(found: StreamGauges, plan: PlannedStream | None, workers: Sequence[WorkerStatus]) -> StreamRow:
     mode, destination = plan if found.mode is None and plan is not None else (found.mode, found.destination)
     return StreamRow(
         stream=found.stream,
         mode=mode,
         destination=destination,
         paused=found.paused,
-        workers=found.workers,
-        waiting=sum(found.counts.get(each, 0) for each in _WAITING),
+        workers=workers,
+        waiting=sum(found.counts.get(each, 0) for each in WAITING),
         oldest_seconds=found.oldest_seconds,
-        counts={each: found.counts.get(each, 0) for each in Status},
-        published_last_hour=found.published_last_hour,
+        counts={each: found.counts.get(each, 0) for each in Status if each is not Status.PUBLISHED},
+        at_least=found.at_least,
         held_keys=found.held_keys,
     )
 
@@ -114,7 +134,7 @@ async def resume(store: Desk, stream: str, by: str) -> Steered:
 
 
 async def _steer(store: Desk, stream: str, by: str, *, paused: bool, force: bool = False) -> Steered:
-    known = {each.stream: each for each in await store.streams()}
+    known = {each.stream: each for each in await store.gauges(1)}
     if stream not in known and not force:
         meant = hint(stream, known, "`pillarbox streams list` shows all streams")
         if paused:

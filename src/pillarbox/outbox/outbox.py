@@ -18,10 +18,12 @@ from pillarbox.event import Event, Status
 from pillarbox.ids import uuid7
 from pillarbox.limits import check, check_name
 from pillarbox.names import Names
+from pillarbox.observe import Observer, Observers
 from pillarbox.outbox import sql
 from pillarbox.outbox.awaiting import Added, AddedAll, PendingWrite
 from pillarbox.outbox.fields import EventFields, OnDuplicate, id_of, text_of, utc_of, with_trace
 from pillarbox.outbox.models import Models
+from pillarbox.outbox.routes import DEFAULT, Routed, Routes, in_each_stream, rule_of
 from pillarbox.outbox.sink import BoundOutbox, EventSink
 from pillarbox.outbox.transaction import Transaction
 from pillarbox.outbox.work import Late, Question, Write
@@ -36,13 +38,15 @@ class _Capture(NamedTuple):
 class Outbox:
     """Makes the events of one outbox and writes them with the caller's own transaction.
 
-    prefix, schema: where its tables are. payload_limit: the most bytes that a payload may have. streams: maps a tenant
-    to the stream of its events, for tenants that need a stream of their own. lock_keys: transactions that write events
-    of one key wait for each other, from ``add`` to their commit. For applications that can change the same aggregate in
-    two transactions at once. transactions: False for MongoDB without transactions: events are written on their own,
-    after their data. types: the model of each type of events; a payload that does not fit is refused. A model is a
-    Pydantic model, a msgspec Struct, a dataclass, a TypedDict, a function that raises ValueError or TypeError, or None
-    for any payload. strict: refuse types that are not in ``types``.
+    prefix, schema: where its tables are. payload_limit: the most bytes that a payload may have. routes: the streams of
+    events that name none: a mapping such as ``{"order.*": ["default", "search"]}`` from types to streams, of which the
+    first that fits counts, or a function from an event to its streams. An event with several streams is written once
+    for each. lock_keys: transactions that write events of one key wait for each other, from ``add`` to their commit.
+    For applications that can change the same aggregate in two transactions at once. transactions: False for MongoDB
+    without transactions: events are written on their own, after their data. types: the model of each type of events; a
+    payload that does not fit is refused. A model is a Pydantic model, a msgspec Struct, a dataclass, a TypedDict, a
+    function that raises ValueError or TypeError, or None for any payload. strict: refuse types that are not in
+    ``types``. observers: learn which events are added.
     """
 
     def __init__(
@@ -51,11 +55,12 @@ class Outbox:
         prefix: str = "outbox",
         schema: str | None = None,
         payload_limit: int = 1_000_000,
-        streams: Mapping[str, str] | None = None,
+        routes: Routes | None = None,
         lock_keys: bool = False,
         transactions: bool = True,
         types: Mapping[str, Any] | None = None,
         strict: bool = False,
+        observers: Sequence[Observer] = (),
     ) -> None:
         if payload_limit < 1:
             raise ConfigError(f"payload_limit is {payload_limit}; use a number of bytes above 0")
@@ -63,13 +68,14 @@ class Outbox:
             raise ConfigError("lock_keys lasts as long as a transaction; with transactions=False leave it out")
         self._names = Names(prefix, schema)
         self._payload_limit = payload_limit
-        self._streams = dict(streams or {})
+        self._rule = rule_of(routes)
         self._lock_keys = lock_keys
         self._transactions = transactions
         if strict and not types:
             raise ConfigError("strict refuses every type that is not in types; pass types={...} too")
         self._models = Models(types, is_strict=strict) if types else None
         self._captures: Sequence[_Capture] = ()
+        self._observers = Observers(observers)
         prepare()
 
     def add(
@@ -82,6 +88,8 @@ class Outbox:
         **fields: Unpack[EventFields],
     ) -> Added:
         """Write an event in the transaction that ``tx`` has open; ``fields`` are those of :meth:`event`.
+
+        If its route has several streams, the first one is in the event that is returned.
 
         tx: a connection, cursor or session of the application. This call never commits or rolls back. On drivers
         that have to be awaited (asyncpg, psycopg's AsyncConnection, aiosqlite, asyncmy, SQLAlchemy's
@@ -104,12 +112,19 @@ class Outbox:
     def _write(self, tx: Any, events: Sequence[Event], on_duplicate: OnDuplicate) -> PendingWrite | None:
         if on_duplicate not in ("raise", "ignore"):
             raise ConfigError(f"on_duplicate is {on_duplicate!r}; use 'raise' or 'ignore'")
-        # A late event is captured when it is complete.
+        # A late event gets its streams when it is complete.
+        events = [copy for event in events for copy in ([event] if isinstance(event, Late) else in_each_stream(event))]
         if self._captures and not self._capture([event for event in events if not isinstance(event, Late)]):
             events = [event for event in events if isinstance(event, Late)]
         if not events:
             return None
         write = Write(events, self._names, on_duplicate == "ignore", self._lock_keys, self._transactions)
+        pending = self._handed(tx, write)
+        self._observers.added(events)
+        return pending
+
+    def _handed(self, tx: Any, write: Write) -> PendingWrite | None:
+        events = write.events
         if isinstance(tx, Transaction):
             tx.buffer(write)
             return None
@@ -200,9 +215,12 @@ class Outbox:
                 ready.append(event)
                 continue
             whole = event.completed()
+            if isinstance(whole.stream, Routed):
+                whole = self._routed(whole)
+            copies = list(in_each_stream(whole))
             # Written again after a savepoint was rolled back, it is still captured once.
-            if self._capture([] if event.is_captured else [whole]):
-                ready.append(whole)
+            if self._capture([] if event.is_captured else copies):
+                ready += copies
             event.is_captured = True
         return ready
 
@@ -242,9 +260,9 @@ class Outbox:
         finally:
             self._captures = [each for each in self._captures if each is not capture]
 
-    def _stream_of(self, tenant: Any) -> str:
-        # Something unhashable is refused later, with all other wrong fields.
-        return self._streams.get(tenant, "default") if isinstance(tenant, str) else "default"
+    def _routed(self, event: Event) -> Event:
+        """The event with the streams that the rule gives it."""
+        return event if self._rule is None else event._replace(stream=self._rule(event))
 
     def event(
         self,
@@ -273,6 +291,7 @@ class Outbox:
         payload: bytes and text as they are, anything else as JSON: plain data, dataclasses, Pydantic or msgspec models.
         key: events with the same key are published in order; default: the aggregate_id; text, a whole
         number, a UUID, an ObjectId, or an enumeration of these.
+        stream: the flow that it takes; default: as the outbox's routes say, else ``default``.
         available_at: publish it not before this instant. headers: the W3C trace context of the current OpenTelemetry
         span is added, unless they have their own.
         """
@@ -290,7 +309,7 @@ class Outbox:
         event = Event(
             id=uuid7() if id is None else id,
             seq=0,
-            stream=self._stream_of(tenant) if stream is None else stream,
+            stream=DEFAULT if stream is None else stream,
             tenant=tenant,
             topic=topic,
             type=type,
@@ -312,7 +331,7 @@ class Outbox:
             available_at=utc_of("available_at", available_at),
         )
         check(event)
-        return event
+        return self._routed(event) if stream is None else event
 
 
 def _build(driver: Driver, verb: str, work: Write | Question) -> Build[Any]:

@@ -41,7 +41,9 @@ def exists(question: Question, driver: Driver) -> Steps[bool]:
     known = " UNION ALL ".join(
         f"SELECT 1 FROM {question.names.parts[table]} WHERE "
         + " AND ".join(f"{column} = {next(marks)}" for column in ("id", "stream")[: len(values)])
-        for table in ("event", "dead_letter")
+        + condition
+        # The dead letter of a consumer says nothing about this outbox.
+        for table, condition in (("event", ""), ("dead_letter", " AND consumer = ''"))
     )
     try:
         answer: Answer = yield Statement(known, [*values, *values], has_rows=True)

@@ -1,18 +1,20 @@
 """Calls of handlers, and the outcomes that they give."""
 
+import asyncio
 import contextvars
 import inspect
 import json
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pillarbox.errors import ConfigError, Outage, Reject
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, Limits, Outcome, outage, rejected, retry
+from pillarbox.observe.processing import processing
+from pillarbox.publisher import PUBLISHED, UNTRIED, Limits, Outcome, outage, rejected, retry
 from pillarbox.publishers.keyed import Cursor
 
 logger = logging.getLogger("pillarbox.publishers.handlers")
@@ -20,21 +22,29 @@ logger = logging.getLogger("pillarbox.publishers.handlers")
 _SHORTEST_SECRET: Final = 4
 # A thread goes back after this time, so that others get its place.
 _RUN_SECONDS: Final = 0.05
+_YIELD_SECONDS: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A registered function."""
+    """A registered function. size: the most events that it takes in a list; 0: it takes an event."""
 
     name: str
-    function: Callable[[Event], Any]
+    function: Callable[[Any], Any]
     is_async: bool
     timeout_seconds: float | None
     limits: Limits
+    size: int = 0
+
+    def call(self, given: Event | Sequence[Event]) -> Any:
+        """Call the function. given: an event, or several for a function that takes a list."""
+        return self.function([given] if self.size and isinstance(given, Event) else given)
 
 
-def make_handler(function: Callable[[Event], Any], timeout_seconds: float | None, limits: Limits) -> Handler:
-    """The function as a handler; ConfigError when it cannot be called with an event."""
+def make_handler(
+    function: Callable[[Any], Any], timeout_seconds: float | None, limits: Limits, size: int = 0
+) -> Handler:
+    """The function as a handler; ConfigError when it cannot be called with an event, or a list of events."""
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     if not callable(function):
         raise ConfigError(f"a handler is a function that takes an event, not {_kind(function)}")
@@ -42,66 +52,105 @@ def make_handler(function: Callable[[Event], Any], timeout_seconds: float | None
     forms = (function, type(function).__call__)
     if any(inspect.isgeneratorfunction(form) or inspect.isasyncgenfunction(form) for form in forms):
         raise ConfigError(f"handler {name} is a generator, so its code would never run; remove its `yield`")
+    wanted = "a list of events" if size else "the event"
     try:
         inspect.signature(function).bind(None)
     except TypeError as error:
-        raise ConfigError(f"handler {name} cannot be called with the event as its only argument: {error}") from error
+        raise ConfigError(f"handler {name} cannot be called with {wanted} as its only argument: {error}") from error
     except ValueError:  # a built-in without a signature
         pass
-    return Handler(name, function, any(map(inspect.iscoroutinefunction, forms)), timeout_seconds, limits)
+    return Handler(name, function, any(map(inspect.iscoroutinefunction, forms)), timeout_seconds, limits, size)
 
 
-async def call_async(handler: Handler, event: Event) -> Outcome:
-    """Await an async handler. Every exception but KeyboardInterrupt becomes an outcome."""
+async def call_async(handler: Handler, given: Event | Sequence[Event]) -> Outcome:
+    """Await an async handler. Every exception but KeyboardInterrupt becomes an outcome; of several events it is the
+    outcome of each.
+    """
     try:
-        returned = await handler.function(event)
+        with processing(given):
+            returned = await handler.call(given)
     except GeneratorExit:
         raise
     except BaseException as error:
-        return _failure(handler, event, error)
+        return _failure(handler, given, error)
     return _success(handler, returned)
 
 
-def call_plain(handler: Handler, event: Event) -> Outcome:
+def call_plain(handler: Handler, given: Event | Sequence[Event]) -> Outcome:
     """Call a plain handler in the current thread."""
     try:
-        returned = handler.function(event)
+        with processing(given):
+            returned = handler.call(given)
     except BaseException as error:
-        return _failure(handler, event, error)
+        return _failure(handler, given, error)
     return _success(handler, returned)
 
 
-class ThreadRun:
-    """Plain functions called one after the other in one thread: starting a thread's work costs more than most calls.
+class OneCall:
+    """What a cursor is for events, for one call with several of them."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.event: Sequence[Event] | None = events
+        self.outcome = UNTRIED
+
+    def record(self, outcome: Outcome) -> None:
+        self.event, self.outcome = None, outcome
+
+
+class Run:
+    """Functions called one after the other, by one thread or in one task: its start costs more than most calls.
 
     Each call has its own time limit and its own context.
     """
 
-    def __init__(self, cursor: Cursor, handler: Handler, next_handler: Callable[[Event], Handler | None]) -> None:
+    def __init__(
+        self, cursor: Cursor | OneCall, handler: Handler, next_handler: Callable[[Any], Handler | None]
+    ) -> None:
         self.handler = handler  # runs now
         self._cursor = cursor
+        self._event = cursor.event  # now: a run that is given up before it begins must not take the next event
         self._next_handler = next_handler
         self._lock = threading.Lock()
         self._is_over = False
         self._deadline = _deadline(handler)
+        self._until = time.monotonic() + _RUN_SECONDS
 
-    def run(self) -> None:
-        """Call handlers until the time is up or the next event needs another thread. In the thread."""
-        context, until = contextvars.copy_context(), time.monotonic() + _RUN_SECONDS
-        event, handler = self._cursor.event, self.handler
+    def call_in_thread(self) -> None:
+        """Call plain handlers until the time is up or the next event needs another run."""
+        context = contextvars.copy_context()
+        event: Any = self._event
         while event is not None:
-            outcome = context.copy().run(call_plain, handler, event)
-            with self._lock:
-                if self._is_over:
-                    return  # abandoned: the cursor belongs to the loop again
-                self._cursor.record(outcome)
-                event = self._cursor.event if time.monotonic() < until else None
-                found = None if event is None else self._next_handler(event)
-                if found is None:
-                    self._is_over = True
-                    return
-                self.handler = handler = found
-                self._deadline = _deadline(found)
+            event = self._record(context.copy().run(call_plain, self.handler, event))
+
+    async def call_on_loop(self) -> None:
+        """The same with async handlers, in a task of their own."""
+        context = contextvars.copy_context()
+        task = asyncio.current_task()
+        event: Any = self._event
+        begun = time.monotonic()
+        while event is not None:
+            event = self._record(await _InContext(call_async(self.handler, event), context.copy()))
+            if task is not None and task.cancelling():
+                self._is_over = True
+                return  # by the handler: the next call must not suffer
+            if event is not None and time.monotonic() - begun > _YIELD_SECONDS:
+                await asyncio.sleep(0)  # handlers that wait for nothing would stop the loop
+                begun = time.monotonic()
+
+    def _record(self, outcome: Outcome) -> Any:
+        """Record the outcome of a call. Returns the event of the next one; None: there is none in this run."""
+        with self._lock:
+            if self._is_over:
+                return None  # abandoned: the cursor is not ours any more
+            self._cursor.record(outcome)
+            event = self._cursor.event if time.monotonic() < self._until else None
+            found = None if event is None else self._next_handler(event)
+            if found is None:
+                self._is_over = True
+                return None
+            self.handler = found
+            self._deadline = _deadline(found)
+            return event
 
     def seconds_left(self) -> float | None:
         """Time that the running call still has; None: no limit."""
@@ -115,6 +164,32 @@ class ThreadRun:
                 return None
             self._is_over = True
             return self.handler
+
+
+class _InContext:
+    """Awaits a coroutine in a context of its own, as a task would, without the price of a task."""
+
+    __slots__ = ("_context", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, Outcome], context: contextvars.Context) -> None:
+        self._work, self._context = work, context
+
+    def __await__(self) -> Generator[Any, Any, Outcome]:
+        work, run = self._work, self._context.run
+        step, argument = work.send, None
+        while True:
+            try:
+                waits_for = run(step, argument)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+            try:
+                step, argument = work.send, (yield waits_for)
+            except GeneratorExit:
+                work.close()
+                raise
+            except BaseException as error:
+                step, argument = work.throw, error
 
 
 def _deadline(handler: Handler) -> float | None:
@@ -134,11 +209,14 @@ def _success(handler: Handler, returned: object) -> Outcome:
     )
 
 
-def _failure(handler: Handler, event: Event, error: BaseException) -> Outcome:
+def _failure(handler: Handler, given: Event | Sequence[Event], error: BaseException) -> Outcome:
     if isinstance(error, KeyboardInterrupt):
         raise error
-    logger.debug("handler %s failed on event %s", handler.name, event.id, exc_info=error)
-    text = _without_payload(_message(error), event.payload)
+    events = [given] if isinstance(given, Event) else given
+    logger.debug("handler %s failed on %d events from %s on", handler.name, len(events), events[0].id, exc_info=error)
+    text = _message(error)
+    for event in events:
+        text = _without_payload(text, event.payload)
     kind = type(error).__name__
     if isinstance(error, Reject):
         return rejected(text or f"handler {handler.name} rejected the event")

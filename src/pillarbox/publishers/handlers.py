@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
@@ -19,12 +20,15 @@ from pillarbox.publisher import (
     Outcome,
     Publisher,
     PublisherFeatures,
+    Result,
     outage,
     rejected,
     retry,
 )
-from pillarbox.publishers._calls import Handler, ThreadRun, call_async, make_handler
+from pillarbox.publishers._calls import Handler, OneCall, Run, make_handler
 from pillarbox.publishers._reminder import Reminder
+from pillarbox.publishers._rounds import Piece, Rounds
+from pillarbox.publishers._session import Session
 from pillarbox.publishers.keyed import Cursor, KeyedBatch
 from pillarbox.relay.retry import Retry, retry_of
 from pillarbox.threads import Threads
@@ -32,6 +36,7 @@ from pillarbox.threads import Threads
 logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[[Event], Any])
+B = TypeVar("B", bound=Callable[[list[Event]], Any])
 
 # What happens to an event whose type has no handler.
 Unknown: TypeAlias = Literal["wait", "skip", "reject"]
@@ -41,6 +46,7 @@ ALL_OTHERS: Final = "*"
 _UNKNOWN_SECONDS: Final = 30.0
 _DEFAULT_CONCURRENCY: Final = 16
 _LEAST_CALLS: Final = 16
+_BATCH_CALLS: Final = 4
 _CANCEL_SECONDS = 1.0
 
 
@@ -52,7 +58,7 @@ class Handlers(Publisher):
     needs is away; any other exception is retried.
 
     unknown: an event whose type has no handler waits uncharged and holds its key (``wait``), counts as published
-    (``skip``) or is dead at once (``reject``).
+    (``skip``) or is dead at once (``reject``); default: it waits in a relay, and a consumer skips it.
     concurrency: how many handlers run at once; default: as the stream says, 16 without a relay.
     timeout: how long one call may take, such as ``"60s"`` or a number of seconds; None: no limit.
     grace: how long ``close`` waits for running handlers.
@@ -63,19 +69,21 @@ class Handlers(Publisher):
     def __init__(
         self,
         *,
-        unknown: Unknown = "wait",
+        unknown: Unknown | Literal["default"] = "default",
         concurrency: int | None = None,
         timeout: Duration | None = "60s",
         grace: Duration = "10s",
         max_hung: int = 16,
     ) -> None:
-        if unknown not in get_args(Unknown):
+        if unknown not in (*get_args(Unknown), "default"):
             raise ConfigError(f"unknown={unknown!r}: {hint(str(unknown), get_args(Unknown))}")
         if concurrency is not None and concurrency < 1:
             raise ConfigError(f"concurrency={concurrency}: handlers need at least 1 place to run in")
         if max_hung < 1:
             raise ConfigError(f"max_hung={max_hung}: give 1 or more")
-        self._unknown: Unknown = unknown
+        self._given_unknown = unknown
+        self._unknown: Unknown = "wait" if unknown == "default" else unknown
+        self._skipped: Counter[str] = Counter()
         self._reminder = Reminder()
         self._given_concurrency = concurrency
         self._concurrency = concurrency or _DEFAULT_CONCURRENCY
@@ -85,8 +93,8 @@ class Handlers(Publisher):
         self._handlers: dict[str, Handler] = {}
         self._threads = Threads("pillarbox-handler")
         # Async handlers that swallowed their cancellation; the loop itself holds tasks only weakly.
-        self._stray: set[asyncio.Future[Outcome]] = set()
-        self._session: _Session | None = None
+        self._stray: set[asyncio.Future[None]] = set()
+        self._session: Session | None = None
 
     def on(
         self,
@@ -100,17 +108,47 @@ class Handlers(Publisher):
         timeout: of this function. retry, max_attempts: in place of the stream's; retry is a policy such as
         ``Fixed("30s")``, or a text such as ``"fixed:30s"``.
         """
+        return self._registering(types, timeout, retry, max_attempts)
+
+    def on_batch(
+        self,
+        *types: str,
+        size: int = 500,
+        timeout: Duration | Literal["default"] | None = "default",
+        retry: Retry | str | None = None,
+        max_attempts: int | None = None,
+    ) -> Callable[[B], B]:
+        """Register a function that takes a list of events, in order per key.
+
+        If it fails, it is called again with each event in a list of its own, so that only those that fail then are
+        charged an attempt; an outage charges nobody.
+        size: the most events of a list. The other arguments are those of :meth:`on`.
+        """
+        if size < 1:
+            raise ConfigError(f"size={size}: a batch has room for 1 event or more")
+        return self._registering(types, timeout, retry, max_attempts, size)
+
+    def _registering(
+        self,
+        types: Sequence[str],
+        timeout: Duration | Literal["default"] | None,
+        retry: Retry | str | None,
+        max_attempts: int | None,
+        size: int = 0,
+    ) -> Callable[[Any], Any]:
         if not types or not all(isinstance(type_, str) for type_ in types):
+            name = "on_batch" if size else "on"
             raise ConfigError(
-                'on() names no event type; write @handlers.on("order.created"), or @handlers.on("*") for all the others'
+                f'{name}() names no event type; write @handlers.{name}("order.created"), or @handlers.{name}("*") for '
+                "all the others"
             )
         if max_attempts is not None and max_attempts < 1:
             raise ConfigError(f"max_attempts={max_attempts}: give 1 or more, or leave it out for the stream's limit")
         seconds = self._timeout_seconds if timeout == "default" else _timeout_seconds(timeout)
         limits = Limits(None if retry is None else retry_of(retry), max_attempts)
 
-        def register(function: F) -> F:
-            handler = make_handler(function, seconds, limits)
+        def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            handler = make_handler(function, seconds, limits, size)
             for type_ in types:
                 self._check_type(type_, handler)
             self._handlers.update(dict.fromkeys(types, handler))
@@ -121,7 +159,7 @@ class Handlers(Publisher):
     def prepared(self, needs: Needs) -> "Handlers":
         """A publisher of the stream's own with the same functions, so that streams do not share places."""
         other = Handlers(
-            unknown=self._unknown,
+            unknown=needs.unhandled if self._given_unknown == "default" else self._given_unknown,
             concurrency=self._given_concurrency or needs.concurrency,
             timeout=self._timeout_seconds,
             grace=self._grace_seconds,
@@ -132,7 +170,11 @@ class Handlers(Publisher):
 
     @property
     def features(self) -> PublisherFeatures:
-        return PublisherFeatures(calls=max(_LEAST_CALLS, self._concurrency), concurrency=self._given_concurrency)
+        calls = max(_LEAST_CALLS, self._concurrency)
+        if self._handlers and all(handler.size for handler in self._handlers.values()):
+            # While a few lists are in work, the events that come make a longer one, which costs less for each.
+            calls = _BATCH_CALLS
+        return PublisherFeatures(calls=calls, concurrency=self._given_concurrency)
 
     @property
     def description(self) -> str:
@@ -147,13 +189,21 @@ class Handlers(Publisher):
         if not self._handlers:
             raise ConfigError("no handler is registered; import the module with your @handlers.on(...) functions first")
         if self._session is None:
-            self._session = _Session(self._concurrency)
+            self._session = Session(self._concurrency)
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         session = self._session
         if session is None:
             return [outage("the handlers are not open; call open() first")] * len(batch)
-        return await KeyedBatch(batch).work(partial(self._work, session), concurrency=self._concurrency)
+        if not any(handler.size for handler in self._handlers.values()):
+            return await self._alone(session, batch)
+        rounds = Rounds(batch, self._batch_handler_of)
+        while pieces := rounds.next():
+            async with asyncio.TaskGroup() as tasks:
+                for piece in pieces:
+                    tasks.create_task(self._handle(session, rounds, batch, piece))
+            rounds.advance()
+        return rounds.outcomes
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -170,7 +220,31 @@ class Handlers(Publisher):
                 f"so {handler.name} is refused; when both shall run, give each its own Handlers() and stream"
             )
 
-    async def _work(self, session: "_Session", cursor: Cursor) -> None:
+    async def _handle(self, session: Session, rounds: Rounds, batch: Batch, piece: Piece) -> None:
+        events = [batch[index] for index in piece.indexes]
+        if piece.handler is not None and len(events) > 1:
+            outcome = await self._together(session, piece.handler, events)
+            # Nobody knows which event is to blame: each is tried by itself.
+            if outcome.result in (Result.PUBLISHED, Result.UNTRIED):
+                rounds.record(piece, [outcome] * len(events))
+                return
+        rounds.record(piece, await self._alone(session, events))
+
+    async def _alone(self, session: Session, events: Sequence[Event]) -> list[Outcome]:
+        return await KeyedBatch(events).work(partial(self._work, session), concurrency=self._concurrency)
+
+    async def _together(self, session: Session, handler: Handler, events: Sequence[Event]) -> Outcome:
+        """Call a function with all these events; the outcome of each."""
+        async with session:
+            if session.closing:
+                return UNTRIED
+            if self._too_many_hang():
+                return self._hanging()
+            call = OneCall(events)
+            await self._run(session, call, handler)
+            return call.outcome
+
+    async def _work(self, session: Session, cursor: Cursor) -> None:
         while (event := cursor.event) is not None:
             async with session:
                 if session.closing:
@@ -179,16 +253,19 @@ class Handlers(Publisher):
                 if handler is None:
                     cursor.record(self._without_handler(event))
                 elif self._too_many_hang():
-                    cursor.record(
-                        outage(f"{self.hung} handlers hang past their timeout and cannot be stopped; restart the relay")
-                    )
-                elif handler.is_async:
-                    cursor.record(await self._on_loop(session, handler, event))
+                    cursor.record(self._hanging())
                 else:
-                    await self._in_thread(session, cursor, handler)
+                    await self._run(session, cursor, handler)
 
     def _handler_of(self, event: Event) -> Handler | None:
         return self._handlers.get(event.type) or self._handlers.get(ALL_OTHERS)
+
+    def _batch_handler_of(self, event: Event) -> Handler | None:
+        handler = self._handler_of(event)
+        return handler if handler is not None and handler.size else None
+
+    def _hanging(self) -> Outcome:
+        return outage(f"{self.hung} handlers hang past their timeout and cannot be stopped; restart the relay")
 
     def _too_many_hang(self) -> bool:
         return self.hung >= self._max_hung
@@ -200,7 +277,9 @@ class Handlers(Publisher):
         if self._unknown == "reject":
             return rejected(f"{problem}; {remedy}")
         if self._unknown == "skip":
-            logger.debug("%s: event %s is skipped", problem, event.id, extra=extra)
+            self._skipped[event.type] += 1
+            if self._reminder.is_due(event.type):
+                logger.info("%s: its events are skipped, %d so far", problem, self._skipped[event.type], extra=extra)
             return PUBLISHED
         if self._reminder.is_due(event.type):
             logger.warning(
@@ -208,38 +287,39 @@ class Handlers(Publisher):
             )
         return retry(f"{problem}; {remedy}", charged=False, after_seconds=_UNKNOWN_SECONDS)
 
-    async def _on_loop(self, session: "_Session", handler: Handler, event: Event) -> Outcome:
-        call = asyncio.create_task(call_async(handler, event), name=f"pillarbox-handler {handler.name}")
+    async def _run(self, session: Session, cursor: Cursor | OneCall, handler: Handler) -> None:
+        """Call a function with the event of the cursor, and in the same run with those that follow."""
+
+        def next_handler(event: Event) -> Handler | None:
+            """The handler that the same run may call next."""
+            found = self._handler_of(event)
+            if found is None or found.is_async != handler.is_async or found.timeout_seconds != handler.timeout_seconds:
+                return None
+            return None if session.closing or self._too_many_hang() else found
+
+        run = Run(cursor, handler, next_handler)
+        await (self._on_loop if handler.is_async else self._in_thread)(session, cursor, run)
+
+    async def _on_loop(self, session: Session, cursor: Cursor | OneCall, run: Run) -> None:
+        call = asyncio.create_task(run.call_on_loop(), name=f"pillarbox-handler {run.handler.name}")
         try:
-            await session.wait(call, handler.timeout_seconds)
-            return call.result() if call.done() else session.unfinished(handler)
+            await self._wait_for(call, session, cursor, run)
         finally:
             if not call.done():
+                run.abandon(at_once=True)
                 call.cancel()
                 await asyncio.wait({call}, timeout=_CANCEL_SECONDS)
             if not call.done():
                 self._stray.add(call)
                 call.add_done_callback(self._stray.discard)
-                logger.warning("handler %s ignores its cancellation; %d handlers hang", handler.name, self.hung)
+                logger.warning("handler %s ignores its cancellation; %d handlers hang", run.handler.name, self.hung)
 
-    async def _in_thread(self, session: "_Session", cursor: Cursor, handler: Handler) -> None:
-        def next_handler(event: Event) -> Handler | None:
-            """The handler that the same thread may call next."""
-            found = self._handler_of(event)
-            alike = found is not None and not found.is_async and found.timeout_seconds == handler.timeout_seconds
-            return found if alike and not (session.closing or self._too_many_hang()) else None
-
+    async def _in_thread(self, session: Session, cursor: Cursor | OneCall, run: Run) -> None:
         thread = self._threads.take()
-        run = ThreadRun(cursor, handler, next_handler)
-        call = thread.submit(run.run)
+        call = thread.submit(run.call_in_thread)
         waiter = asyncio.wrap_future(call)
         try:
-            while not call.done():
-                await session.wait(waiter, run.seconds_left())
-                if not call.done() and (late := run.abandon(at_once=session.is_cut)) is not None:
-                    cursor.record(session.unfinished(late))
-                    return
-            call.result()
+            await self._wait_for(waiter, session, cursor, run)
         finally:
             if call.done():
                 self._threads.give_back(thread)
@@ -251,74 +331,16 @@ class Handlers(Publisher):
                     "handler %s cannot be stopped and runs on; %d handlers hang", run.handler.name, self.hung
                 )
 
+    async def _wait_for(self, call: asyncio.Future[None], session: Session, cursor: Cursor | OneCall, run: Run) -> None:
+        """Wait until the run has ended, or give it up: when a call takes too long, or ``close`` waits no longer."""
+        while not call.done():
+            await session.wait(call, run.seconds_left())
+            if not call.done() and (late := run.abandon(at_once=session.is_cut)) is not None:
+                cursor.record(session.unfinished(late))
+                return
+        if not call.cancelled():
+            call.result()
+
 
 def _timeout_seconds(timeout: Duration | None) -> float | None:
     return None if timeout is None else seconds_of("timeout", timeout, "1ms")
-
-
-class _Session:
-    """The state from one ``open`` to its ``close``."""
-
-    def __init__(self, concurrency: int) -> None:
-        self.closing = False
-        self.is_cut = False  # ``close`` waits no longer
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._places = asyncio.Semaphore(concurrency)
-        self._running = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
-
-    async def __aenter__(self) -> None:
-        """Wait for a place to run a handler in."""
-        await self._places.acquire()
-        self._running += 1
-        self._quiet.clear()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._places.release()
-        self._running -= 1
-        if not self._running:
-            self._quiet.set()
-
-    async def wait(self, call: asyncio.Future[Any], timeout: float | None) -> None:
-        """Return when the call is done, its time is up, or ``close`` waits no longer."""
-        # asyncio.wait would cost more than most handlers.
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-
-        def wake(_: object = None) -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        timer = None if timeout is None else loop.call_later(timeout, wake)
-        call.add_done_callback(wake)
-        self._waiting.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiting.discard(waiter)
-            if not call.done():
-                call.remove_done_callback(wake)
-            if timer is not None:
-                timer.cancel()
-
-    def unfinished(self, handler: Handler) -> Outcome:
-        if self.is_cut:
-            return UNTRIED
-        return retry(
-            f"handler {handler.name} did not finish within {handler.timeout_seconds:g} s", limits=handler.limits
-        )
-
-    async def close(self, grace_seconds: float) -> None:
-        self.closing = True
-        try:
-            async with asyncio.timeout(grace_seconds):
-                await self._quiet.wait()
-        except TimeoutError:
-            logger.warning("%d handlers did not finish within %g s of closing", self._running, grace_seconds)
-        finally:
-            self.is_cut = True
-            for waiter in self._waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
-        await self._quiet.wait()

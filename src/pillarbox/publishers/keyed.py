@@ -27,7 +27,7 @@ class KeyedBatch:
         self.events = events
         self.outcomes: list[Outcome] = [UNTRIED] * len(events)
         self.is_down = False
-        runs = _runs_by_key(events)
+        runs = runs_by_key(events)
         self.keys = len(runs)
         self.free_runs = iter(runs)
 
@@ -109,7 +109,7 @@ async def _outcome_of(send: Callable[[Event], Awaitable[Outcome]], event: Event)
         return retry(f"sending it failed with {type(error).__name__}")
 
 
-def _runs_by_key(events: Sequence[Event]) -> list[list[int]]:
+def runs_by_key(events: Sequence[Event]) -> list[list[int]]:
     """The indexes of the events: those of one key together, in order; each event without a key alone."""
     runs: list[list[int]] = []
     by_key: dict[str, list[int]] = {}

@@ -8,6 +8,7 @@ from pillarbox.publisher import Publisher
 from pillarbox.relay.plan import Rules
 from pillarbox.relay.report import Report
 from pillarbox.relay.stream import Stream
+from pillarbox.relay.subject import stream_named
 from pillarbox.store import Store
 
 
@@ -26,4 +27,6 @@ class Assignment:
     report: Report = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "report", Report(self.stream.name, self.stream.max_attempts, self.logger))
+        object.__setattr__(
+            self, "report", Report(stream_named(self.stream.name), self.stream.max_attempts, self.logger)
+        )

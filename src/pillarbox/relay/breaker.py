@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pillarbox.relay.subject import Subject
+
 log = logging.getLogger(__name__)
 
 
@@ -21,13 +23,14 @@ class Breaker:
     """Opens when the destination is down, lets a single probe through after a wait, and closes when a probe
     succeeds."""
 
-    stream: str
+    subject: Subject
     destination: str
     first_seconds: float = 1.0
     limit_seconds: float = 5.0
     on_change: Callable[[str, Circuit], None] = lambda stream, state: None
     logger: logging.Logger | None = None
     state: Circuit = Circuit.CLOSED
+    error: str | None = None  # why it is not closed
     _wait: float = 0.0
     _until: float = 0.0
 
@@ -51,26 +54,28 @@ class Breaker:
         if self.state is Circuit.CLOSED:
             self._wait = self.first_seconds
             (self.logger or log).warning(
-                "stream '%s': %s is down (%s); waiting for it, no event is charged",
-                self.stream,
+                "%s: %s is down (%s); waiting for it, no event is charged",
+                self.subject,
                 self.destination,
                 error,
-                extra={"action": "circuit_opened", "stream": self.stream},
+                extra=self.subject.fields("circuit_opened"),
             )
         else:
             self._wait = min(self.limit_seconds, self._wait * 2)
         self._until = now + max(self._wait, after_seconds)
+        self.error = error
         self._change(Circuit.OPEN)
 
     def succeeded(self) -> None:
         if self.state is Circuit.CLOSED:
             return
         (self.logger or log).warning(
-            "stream '%s': %s is back",
-            self.stream,
+            "%s: %s is back",
+            self.subject,
             self.destination,
-            extra={"action": "circuit_closed", "stream": self.stream},
+            extra=self.subject.fields("circuit_closed"),
         )
+        self.error = None
         self._change(Circuit.CLOSED)
 
     def inconclusive(self) -> None:
@@ -90,4 +95,4 @@ class Breaker:
 
     def _change(self, state: Circuit) -> None:
         self.state = state
-        self.on_change(self.stream, state)
+        self.on_change(self.subject.name, state)

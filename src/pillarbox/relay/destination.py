@@ -4,16 +4,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
+from uuid import UUID
 
 from pillarbox.batch import Batch
 from pillarbox.errors import ConfigError
 from pillarbox.event import Mode
+from pillarbox.observe import Observers
 from pillarbox.publisher import PUBLISHED, Needs, Outcome, Publisher, Result, outage
-from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.breaker import Breaker
 from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.stream import OnDead, Stream
+from pillarbox.relay.subject import Subject, stream_named
 from pillarbox.urls import publisher_from_url
 
 log = logging.getLogger(__name__)
@@ -22,6 +24,8 @@ T = TypeVar("T")
 
 # The time limit of close, unless the relay stops.
 CLOSE_SECONDS = 60.0
+# When so many different events in a row met an ambiguous refusal, the destination is to blame.
+_AMBIGUOUS_EVENTS: Final = 5
 _CANCEL_SECONDS = 0.5  # for calls that should end, after a close and after a cancellation
 
 
@@ -29,11 +33,17 @@ def publisher_of(stream: Stream) -> Publisher:
     """The publisher of a stream, adapted to the stream's settings."""
     strict = stream.on_dead is not OnDead.SKIP
     concurrency = stream.concurrency if stream.mode is Mode.QUEUE else max(stream.concurrency, stream.slots or 0)
-    given = publisher_from_url(stream.to) if isinstance(stream.to, str) else stream.to
-    publisher = given.prepared(Needs(stream.name, concurrency, strict))
-    if strict and not publisher.features.strict_keys:
+    needs = Needs(stream.name, concurrency, strict)
+    return prepared_publisher(stream.to, needs, stream_named(stream.name), stream.on_dead)
+
+
+def prepared_publisher(to: Publisher | str, needs: Needs, subject: Subject, on_dead: str) -> Publisher:
+    """The publisher, or that of a URL, with the settings that a stream or a consumer needs."""
+    given = publisher_from_url(to) if isinstance(to, str) else to
+    publisher = given.prepared(needs)
+    if needs.strict_keys and not publisher.features.strict_keys:
         raise ConfigError(
-            f"stream '{stream.name}': on_dead={stream.on_dead} needs a publisher that sends nothing of a key after "
+            f"{subject}: on_dead={on_dead} needs a publisher that sends nothing of a key after "
             f"a rejected event; give {publisher.description.split()[0]} strict_keys=True"
         )
     return publisher
@@ -51,18 +61,21 @@ async def close(publisher: Publisher, seconds: float | None = None, logger: logg
 
 
 class Destination:
-    """Publishes batches of one stream and reports the results to the circuit."""
+    """Publishes batches of one stream, or of a consumer, and reports the results to the circuit."""
 
-    def __init__(self, job: Assignment) -> None:
-        self.features = job.publisher.features
-        self.description = job.publisher.description
-        self.breaker = Breaker(
-            job.stream.name, self.description, on_change=job.observers.circuit_changed, logger=job.logger
-        )
+    def __init__(
+        self, subject: Subject, publisher: Publisher, observers: Observers, logger: logging.Logger | None = None
+    ) -> None:
+        self.features = publisher.features
+        self.description = publisher.description
+        is_stream = subject.kind == "stream"
+        on_change = observers.circuit_changed if is_stream else observers.consumer_circuit_changed
+        self.breaker = Breaker(subject, self.description, on_change=on_change, logger=logger)
         self.given_up = asyncio.Event()  # set when a stop has waited long enough: nothing more is published
-        self._stream = job.stream.name
-        self._publisher = job.publisher
-        self._log = job.logger or log
+        self._subject = subject
+        self._publisher = publisher
+        self._log = logger or log
+        self._refused: set[UUID] = set()  # events that met an ambiguous refusal since the last one was published
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         """Return one outcome per event. Never raises: an error of the publisher charges no event."""
@@ -72,19 +85,38 @@ class Destination:
                 raise RuntimeError(f"{len(outcomes)} outcomes for {len(batch)} events")
         except Exception as error:
             self._log.exception(
-                "stream '%s': the publisher broke its contract and raised", self._stream, extra={"action": "bug"}
+                "%s: the publisher broke its contract and raised", self._subject, extra=self._subject.fields("bug")
             )
             outcomes = [outage(f"the publisher raised {type(error).__name__}")] * len(batch)
         if outcomes.count(PUBLISHED) == len(outcomes):
             self.breaker.succeeded()
+            self._refused.clear()
             return outcomes
-        down = [outcome for outcome in outcomes if outcome.is_outage]
+        outcomes = self._without_blame(batch, outcomes)
+        down = [outcome for outcome in outcomes if outcome.is_outage or self._is_to_blame(outcome)]
         if down:
             after = max(outcome.after_seconds or 0.0 for outcome in down)
             self.breaker.failed(time.monotonic(), down[0].error or "", after)
         elif any(outcome.result is not Result.UNTRIED for outcome in outcomes):
             self.breaker.succeeded()
         return outcomes
+
+    def _without_blame(self, batch: Batch, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """The outcomes of a call. Ambiguous refusals charge nothing if the destination is to blame for them."""
+        if any(outcome.result is Result.PUBLISHED for outcome in outcomes):
+            self._refused.clear()
+            return outcomes
+        for event, outcome in zip(batch, outcomes, strict=True):
+            if outcome.ambiguous and len(self._refused) < _AMBIGUOUS_EVENTS:
+                self._refused.add(event.id)
+        if not any(map(self._is_to_blame, outcomes)):
+            return outcomes
+        probing = self.breaker.probing
+        return [_uncharged(each, probing) if self._is_to_blame(each) else each for each in outcomes]
+
+    def _is_to_blame(self, outcome: Outcome) -> bool:
+        """Whether the destination is to blame for a refusal, because so many different events met one."""
+        return outcome.ambiguous and len(self._refused) >= _AMBIGUOUS_EVENTS
 
     async def finish(self, calls: Collection[asyncio.Task[T]], deadline: Deadline) -> Collection[asyncio.Task[T]]:
         """Wait for calls. If they take too long, close the publisher, which ends them. Returns the calls that do not
@@ -99,13 +131,21 @@ class Destination:
         _, left = await asyncio.wait(calls, timeout=_CANCEL_SECONDS)
         if left:
             self._log.error(
-                "stream '%s': %d call(s) of %s did not end although it was closed, and are left behind",
-                self._stream,
+                "%s: %d call(s) of %s did not end although it was closed, and are left behind",
+                self._subject,
                 len(left),
                 self.description,
-                extra={"action": "left_behind", "stream": self._stream, "count": len(left)},
+                extra=self._subject.fields("left_behind", count=len(left)),
             )
             for task in left:
                 task.cancel()
             await asyncio.wait(left, timeout=_CANCEL_SECONDS)
         return left
+
+
+def _uncharged(refusal: Outcome, probing: bool) -> Outcome:
+    """An ambiguous refusal whose event is not to blame."""
+    if probing:
+        # It is set aside, so that the next probe sends another event: this one may be to blame after all.
+        return refusal._replace(charged=False)
+    return outage(refusal.error or "", after_seconds=refusal.after_seconds)

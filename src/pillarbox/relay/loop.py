@@ -38,6 +38,11 @@ class Worker(Protocol):
         """Whether the database refuses to settle what was published."""
         ...
 
+    @property
+    def circuit_error(self) -> str | None:
+        """Why it waits for its destination. None: it does not."""
+        ...
+
     async def poll(self) -> Work:
         """Ask the store for work."""
         ...
@@ -77,6 +82,7 @@ class Loop:
     """Serves one stream until it is told to stop. on_join: called when the stream's workers include this one."""
 
     def __init__(self, job: Assignment, worker: Worker, on_join: Callable[[], None] = lambda: None) -> None:
+        self.turned_at = time.monotonic()  # when the last step began
         self._job = job
         self._store = job.store
         self._stream = job.stream
@@ -169,6 +175,7 @@ class Loop:
         renewing = asyncio.create_task(self._renew_for_ever(), name=f"pillarbox-renew-{self._stream.name}")
         try:
             while not self._stopped:
+                self.turned_at = time.monotonic()
                 if renewing.done():
                     await renewing
                 self._job.report.summarise()
@@ -282,7 +289,8 @@ class Loop:
             self._dozing = self._pace.told = asleep
 
     async def _join(self) -> None:
-        await self._store.join(self._stream.name, self._job.worker, self._stream.lease_seconds)
+        error = self._worker.circuit_error
+        await self._store.join(self._stream.name, self._job.worker, self._stream.lease_seconds, error)
 
     async def _renew_for_ever(self) -> None:
         while True:

@@ -1,21 +1,33 @@
-"""What a relay waits for until it serves all of its streams."""
+"""What a relay or a consumer waits for until it serves."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from pillarbox.errors import PillarboxError
 
 
 class Readiness:
-    """The parts of a relay that do not serve yet. A part whose error no waiting mends has that error here.
+    """The parts of a relay or a consumer that do not serve yet, each with its error, if no waiting mends that.
 
-    tells_errors: False while somebody waits who ends with the error; logging it too would say it twice."""
+    stopped_error: for those who wait when it is stopped. tells_errors: False while somebody waits who ends with the
+    error; logging it too would say it twice.
+    """
 
-    def __init__(self, parts: Iterable[str]) -> None:
+    def __init__(
+        self,
+        parts: Iterable[str],
+        stopped_error: str = "the relay was stopped before it served all of its streams",
+    ) -> None:
         self.tells_errors = True
+        self._stopped_error = stopped_error
         self._missing = set(parts)
         self._errors: dict[str, Exception] = {}
         self._changed = asyncio.Event()
+
+    @property
+    def missing(self) -> Collection[str]:
+        """The parts that do not serve yet, or not any more."""
+        return set(self._missing)
 
     def serves(self, part: str) -> None:
         self._missing.discard(part)
@@ -34,7 +46,7 @@ class Readiness:
         return self.tells_errors and repr(error) != known
 
     def stopped(self) -> None:
-        self.failed("stop", PillarboxError("the relay was stopped before it served all of its streams"))
+        self.failed("stop", PillarboxError(self._stopped_error))
 
     def error(self, *parts: str) -> Exception | None:
         """The error of one of these parts; without parts: of any."""

@@ -1,30 +1,26 @@
 """The relay: its settings and its assembly."""
 
-import asyncio
-import gc
 import logging
-import os
-import secrets
-import signal
-import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from pillarbox.durations import Duration, seconds_of
 from pillarbox.errors import ConfigError
 from pillarbox.event import Mode
+from pillarbox.health import Health, HealthServer
 from pillarbox.maintenance.check import Check
 from pillarbox.maintenance.prune import Prune
 from pillarbox.maintenance.reconcile import Reconcile
 from pillarbox.maintenance.rescue import Rescue
+from pillarbox.maintenance.sample import Sample
 from pillarbox.maintenance.service import Service
 from pillarbox.maintenance.watch import Watch
 from pillarbox.observe import Observer, Observers, observed_publisher, observed_store
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.destination import publisher_of
 from pillarbox.relay.plan import Rules
-from pillarbox.relay.readiness import Readiness
+from pillarbox.relay.process import run_until_asked, worker_name
 from pillarbox.relay.stream import OnDead, Stream
 from pillarbox.relay.supervisor import Supervisor
 from pillarbox.urls import store_of
@@ -45,7 +41,8 @@ class Relay:
     prune_every, watch_every, rescue_every: between two runs; rescue: by default a third of the lease.
     grace: how long a stop takes at the most. What runs has 70 % of it; then it is ended.
     checks: find events that are missing. They need to see what was published: keep_published must be above 0.
-    observers: learn what this relay does.
+    observers: learn what this relay does. Those that export metrics get gauges of the outbox every 15 seconds.
+    listen: an address for ``/livez``, ``/readyz`` and ``/metrics``, for example ``127.0.0.1:9808``; default: none.
     logger: gets all log lines; default: one logger for each module.
 
     Durations are texts such as ``"24h"``, or numbers of seconds.
@@ -67,6 +64,7 @@ class Relay:
         grace: Duration = "20s",
         checks: Sequence[Check] = (),
         observers: Sequence[Observer] = (),
+        listen: str | None = None,
         logger: logging.Logger | None = None,
     ) -> None:
         _check_streams(streams)
@@ -74,8 +72,7 @@ class Relay:
         self.checks = tuple(checks)
         self._observers = Observers(observers, logger or log)
         self.store = observed_store(store_of(store), self._observers)
-        # Unique to this start of this process: a restarted worker must not be taken for the one that died.
-        self.name = f"{name or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.name = worker_name(name)
         self._keep_published_seconds = seconds_of("keep_published", keep_published)
         self._keep_dead_seconds = seconds_of("keep_dead", keep_dead)
         self._keep_inbox_seconds = seconds_of("keep_inbox", keep_inbox)
@@ -89,9 +86,13 @@ class Relay:
         self._log = logger or log
         self._jobs = [self._assign(stream) for stream in streams]
         self._supervisor: Supervisor | None = None
+        #: Answers ``/livez``, ``/readyz`` and ``/metrics``; an ASGI application that can be mounted.
+        self.health = Health(self, observers)
+        self._server = None if listen is None else HealthServer(listen, self.health, logger=logger)
 
     def _assign(self, stream: Stream) -> Assignment:
         publisher = observed_publisher(publisher_of(stream), self._observers)
+        self._observers.serves(stream.name, publisher.description)
         keep, logger = self._keep_published_seconds > 0, self._logger
         rules = Rules(stream.retry_policy, stream.max_attempts, OnDead(stream.on_dead), keep, logger)
         return Assignment(self.store, stream, publisher, rules, self.name, self._grace_seconds, self._observers, logger)
@@ -107,13 +108,14 @@ class Relay:
             logger=self._logger,
         )
         watch = Watch(self.store, every=self._watch_seconds, logger=self._logger)
+        samples = [Sample(self.store, self._observers, logger=self._logger)] if self._observers.wants("sampled") else []
         rescues = [self._rescue(job.stream) for job in self._jobs if job.stream.mode is Mode.QUEUE]
         reconciles = [
             # A check that hangs is ended before the stop ends.
             Reconcile(self.store, check, grace=self._grace_seconds / 2, logger=self._logger)
             for check in self.checks
         ]
-        return [prune, watch, *rescues, *reconciles]
+        return [prune, watch, *samples, *rescues, *reconciles]
 
     def _rescue(self, stream: Stream) -> Rescue:
         every = max(0.05, stream.lease_seconds / 3) if self._rescue_seconds is None else self._rescue_seconds
@@ -144,6 +146,8 @@ class Relay:
         """Begin to work, in the background. A database or destination that is not there yet is waited for."""
         if self._is_running:
             raise ConfigError("this relay runs already; make another object for a second one")
+        if self._server is not None:
+            await self._server.start()
         # A new one for each start, because this may be another event loop.
         self._supervisor = Supervisor(self.store, self._jobs, self._services(), self._grace_seconds, self._logger)
         self._supervisor.start()
@@ -159,9 +163,28 @@ class Relay:
         if supervisor is None:
             return
         await supervisor.stop()
+        if self._server is not None:
+            await self._server.close()
         if self._supervisor is supervisor:
             self._supervisor = None
             self._log.info("relay %s stopped", self.name, extra={"action": "stopped", "worker": self.name})
+
+    @property
+    def port(self) -> int | None:
+        """The port that ``listen`` got; None: it listens on none."""
+        return None if self._server is None else self._server.port
+
+    def troubles(self) -> Sequence[str]:
+        """Why a restart of this process would help, a sentence each; none: it is live."""
+        return () if self._supervisor is None else self._supervisor.troubles()
+
+    def missing(self) -> Sequence[str]:
+        """The parts that do not serve; none: it is ready."""
+        return ["start"] if self._supervisor is None else self._supervisor.missing()
+
+    def circuits(self) -> Mapping[str, str]:
+        """By stream: ``closed``, or ``open`` and ``half_open`` while its destination is away."""
+        return {} if self._supervisor is None else self._supervisor.circuits()
 
     @property
     def _is_running(self) -> bool:
@@ -181,51 +204,7 @@ class Relay:
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, as the only task of this process."""
-        with relaxed_gc():
-            await self._run()
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        asked = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, asked.set)
-        try:
-            await self.start()
-            readiness = self._running("run").readiness
-            readiness.tells_errors = False
-            await self._serve_until(asked, readiness)
-        finally:
-            # A second Ctrl-C ends the process at once; a second SIGTERM changes nothing.
-            loop.remove_signal_handler(signal.SIGINT)
-            await self.stop()
-            loop.remove_signal_handler(signal.SIGTERM)
-
-    async def _serve_until(self, asked: asyncio.Event, readiness: Readiness) -> None:
-        """Wait for the signal. Raises an error that no waiting mends, if it comes before the relay serves."""
-        tasks = [asyncio.create_task(readiness.wait()), asyncio.create_task(asked.wait())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.is_set():
-                tasks[0].result()
-                readiness.tells_errors = True
-                await asked.wait()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@contextmanager
-def relaxed_gc() -> Iterator[None]:
-    """Collect garbage less often: events come and go by the thousand and form no cycles."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
+        await run_until_asked(self.start, self.stop, lambda: self._running("run").readiness)
 
 
 def _check_streams(streams: Sequence[Stream]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pillarbox.event import Event
+from pillarbox.relay.subject import Subject
 from pillarbox.store import PARKED, ClaimResults, Failure, HoldMode, Settlement
 
 log = logging.getLogger(__name__)
@@ -47,15 +48,16 @@ class Limit:
 
 @dataclass(slots=True)
 class Report:
-    """Tells of the events of one stream, after the store has written what became of them.
+    """Tells of the events of one stream, or of one consumer, after the store has written what became of them.
 
     A failure is a warning, and a death is an error that names the command which shows it. Both say the error, and never
     the payload.
     """
 
-    stream: str
+    subject: Subject
     max_attempts: int
     logger: logging.Logger | None = None
+    letters: str = ""  # where dead letters are, if no command shows them
     clock: Callable[[], float] = time.monotonic
     _failures: Limit = field(default_factory=Limit)
     _deaths: Limit = field(default_factory=Limit)
@@ -66,20 +68,30 @@ class Report:
         for failure in settlement.failed:
             hold = settlement.hold_keys.get(failure.event.key or "")
             delay = failure.delay if hold is None else hold.delay
-            self._failed(failure, delay, charged=failure.attempts > failure.event.attempts)
+            self.failed(failure, delay, charged=failure.attempts > failure.event.attempts)
         for failure in settlement.dead:
             if failure.error == PARKED and failure.event.key is not None:
                 self._died_behind(failure.event.key)
                 continue
             hold = settlement.hold_keys.get(failure.event.key or "")
-            self._died(failure, None if hold is None else hold.mode)
+            self.died(failure, None if hold is None else hold.mode)
 
     def settled_claims(self, results: ClaimResults) -> None:
         """Leased events of a queue stream were settled. Their claims have charged an attempt already."""
         for failure in results.failed:
-            self._failed(failure, failure.delay, charged=failure.attempts >= failure.event.attempts)
+            self.failed(failure, failure.delay, charged=failure.attempts >= failure.event.attempts)
         for failure in results.dead:
-            self._died(failure, None)
+            self.died(failure)
+
+    @property
+    def traces(self) -> bool:
+        """Whether the log wants a line for each step of a turn."""
+        return (self.logger or log).isEnabledFor(logging.DEBUG)
+
+    def trace(self, action: str, sentence: str, **numbers: int) -> None:
+        """Write a line about a step of a turn, at debug. The sentence has a place for each of its numbers."""
+        if self.traces:
+            self._write(logging.DEBUG, action, sentence.format(**numbers), dict(numbers))
 
     def summarise(self, *, at_once: bool = False) -> None:
         """Write the number of lines that were held back, if their time is over (``at_once``: in any case)."""
@@ -92,11 +104,12 @@ class Report:
             self._write(
                 logging.ERROR,
                 "dead",
-                f"{count:,} more events died in the last {_SECONDS:g} s; see: {self._list}",
+                f"{count:,} more events died in the last {_SECONDS:g} s; {self._see('list')}",
                 {"count": count},
             )
 
-    def _failed(self, failure: Failure, delay: float | None, *, charged: bool) -> None:
+    def failed(self, failure: Failure, delay: float | None, *, charged: bool) -> None:
+        """An event failed, and is tried again after ``delay`` seconds."""
         self.summarise()
         if not self._failures.passes(self.clock()):
             return
@@ -110,7 +123,20 @@ class Report:
             _fields(failure),
         )
 
-    def _died(self, failure: Failure, mode: HoldMode | None) -> None:
+    def blocked(self, failure: Failure, delay: float) -> None:
+        """An event of a consumer has no attempts left, and its key waits for it."""
+        self.summarise()
+        if self._deaths.passes(self.clock()):
+            self._write(
+                logging.ERROR,
+                "blocked",
+                f"{_name(failure.event)} blocks its key after {failure.attempts} attempts, next in {_seconds(delay)}: "
+                f"{_line(failure.error)}",
+                _fields(failure),
+            )
+
+    def died(self, failure: Failure, mode: HoldMode | None = None) -> None:
+        """An event is dead. mode: of its key."""
         self.summarise()
         if not self._deaths.passes(self.clock()):
             return
@@ -125,7 +151,7 @@ class Report:
             logging.ERROR,
             "dead",
             f"{_name(event)} {what if is_over else 'was rejected and is dead'}: {_line(failure.error)}"
-            f"{consequence.get(mode, '') if mode else ''}; see: pillarbox dead show {event.id}",
+            f"{consequence.get(mode, '') if mode else ''}; {self._see(f'show {event.id}')}",
             _fields(failure),
         )
 
@@ -141,20 +167,22 @@ class Report:
                 logging.ERROR,
                 "dead",
                 f"events of key {_line(key)[:_LONGEST_KEY]} die, because an earlier one is dead and the stream parks; "
-                f"see: {self._list}",
+                f"{self._see('list')}",
                 {},
             )
 
     def _limit(self, failure: Failure) -> int:
         return failure.event.max_attempts or failure.limit or self.max_attempts
 
-    @property
-    def _list(self) -> str:
-        return f"pillarbox dead list --stream {self.stream}"
+    def _see(self, command: str) -> str:
+        if self.letters:
+            return f"see {self.letters}"
+        # An event of a relay has one dead letter, so its id is enough.
+        flag = f" {self.subject.flag}" if command == "list" or self.subject.kind == "consumer" else ""
+        return f"see: pillarbox dead {command}{flag}"
 
     def _write(self, level: int, action: str, sentence: str, fields: dict[str, object]) -> None:
-        extra = {"action": action, "stream": self.stream, **fields}
-        (self.logger or log).log(level, "stream '%s': %s", self.stream, sentence, extra=extra)
+        (self.logger or log).log(level, "%s: %s", self.subject, sentence, extra=self.subject.fields(action, **fields))
 
 
 def _name(event: Event) -> str:

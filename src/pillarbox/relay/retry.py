@@ -78,12 +78,41 @@ class Linear:
         return min(self.limit_seconds, self.step_seconds * attempts)
 
 
-_POLICIES: Final[Mapping[str, Any]] = {"exponential": Exponential, "fixed": Fixed, "linear": Linear}
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Schedule:
+    """The waits after the first attempt, the second and so on; the last one repeats: ``Schedule("5s", "5m", "30m")``.
+
+    waits: durations such as ``"5s"`` or numbers of seconds.
+    """
+
+    waits: tuple[Duration, ...]
+    waits_seconds: tuple[float, ...]
+
+    def __init__(self, *waits: Duration) -> None:
+        if not waits:
+            raise ConfigError('a retry schedule needs a wait; write Schedule("5s", "5m"), or "schedule:5s,5m"')
+        object.__setattr__(self, "waits", waits)
+        object.__setattr__(self, "waits_seconds", tuple(seconds_of("retry schedule", wait) for wait in waits))
+
+    def __repr__(self) -> str:
+        return f"Schedule({', '.join(map(repr, self.waits))})"
+
+    def __call__(self, attempts: int) -> float:
+        return self.waits_seconds[min(attempts, len(self.waits_seconds)) - 1]
+
+
+_POLICIES: Final[Mapping[str, Any]] = {
+    "exponential": Exponential,
+    "fixed": Fixed,
+    "linear": Linear,
+    "schedule": Schedule,
+}
 _WORDS: Final = {"true": True, "false": False}
 
 
 def retry_of(value: Retry | str) -> Retry:
-    """A policy from a text: ``exponential``, ``fixed:30s`` or ``linear:step=5s,limit=5m``. A policy stays as it is."""
+    """A policy from a text: ``exponential``, ``fixed:30s``, ``linear:step=5s,limit=5m`` or ``schedule:5s,5m,30m``. A
+    policy stays as it is."""
     if not isinstance(value, str):
         if not callable(value):
             raise ConfigError(
@@ -93,6 +122,8 @@ def retry_of(value: Retry | str) -> Retry:
     kind, _, rest = value.partition(":")
     if kind not in _POLICIES:
         raise ConfigError(f"retry is {value!r}; {hint(kind, _POLICIES)}")
+    if kind == "schedule":
+        return Schedule(*rest.split(",")) if rest else Schedule()
     known = [each.name for each in fields(_POLICIES[kind]) if each.init]
     given: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):

@@ -1,5 +1,6 @@
 """The settings of a stream."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -75,6 +76,11 @@ class Stream:
             except ValueError:
                 known = ", ".join(kind)
                 raise ConfigError(f"stream '{self.name}': {setting} is {value!r}; use one of: {known}") from None
+        if isinstance(self.to, list | tuple | set | Mapping):
+            raise ConfigError(
+                f"stream '{self.name}': a stream has one destination, so that it can wait for it alone; give each "
+                "destination a stream, and write events to several with Outbox(routes=...)"
+            )
         if not isinstance(self.to, str | Publisher):
             raise ConfigError(
                 f"stream '{self.name}': a {type(self.to).__name__} is no destination; pass a URL, a subclass of "

@@ -2,19 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from pillarbox.errors import ConfigError, Outage, PillarboxError, StoreDown, StoreError
 from pillarbox.event import Mode
 from pillarbox.maintenance.service import Service
 from pillarbox.relay.assignment import Assignment
+from pillarbox.relay.breaker import Circuit
 from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.destination import CLOSE_SECONDS, Destination, close
 from pillarbox.relay.loop import Loop, Worker
 from pillarbox.relay.ordered.worker import OrderedWorker
 from pillarbox.relay.queue.worker import QueueWorker
 from pillarbox.relay.readiness import Readiness
+from pillarbox.relay.subject import stream_named
 from pillarbox.store import Store
 from pillarbox.tasks import ended
 
@@ -23,6 +26,7 @@ log = logging.getLogger(__name__)
 _RESTART_SECONDS = (1.0, 30.0)
 _CONNECT_SECONDS = 5.0
 _CANCEL_SECONDS = 0.5
+_STUCK_SECONDS = 300.0  # far above the time limit of every call to a database
 _STORE = "the store"
 
 
@@ -36,6 +40,7 @@ class StreamRunner:
         self._log = job.logger or log
         self._readiness = readiness
         self._loop: Loop | None = None
+        self._destination: Destination | None = None
         self._deadline: Deadline | None = None
         self._serves = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -43,6 +48,15 @@ class StreamRunner:
     def wake(self) -> None:
         if self._loop is not None:
             self._loop.wake()
+
+    @property
+    def circuit(self) -> str:
+        """The state of the circuit in front of the destination."""
+        return str(Circuit.CLOSED if self._destination is None else self._destination.breaker.state)
+
+    def stuck_seconds(self, now: float) -> float:
+        """How long its loop has not turned. While it waits for its destination or for a restart it has none."""
+        return 0.0 if self._loop is None or self._stopping.is_set() else now - self._loop.turned_at
 
     def stop(self, deadline: Deadline) -> None:
         self._deadline = deadline
@@ -104,7 +118,9 @@ class StreamRunner:
             if not await self._open_publisher():
                 return
             kind = QueueWorker if self._job.stream.mode is Mode.QUEUE else OrderedWorker
-            self.worker = kind(self._job, Destination(self._job))
+            job = self._job
+            self._destination = Destination(stream_named(self._stream), job.publisher, job.observers, job.logger)
+            self.worker = kind(job, self._destination)
             self._loop = Loop(self._job, self.worker, lambda: self._readiness.serves(self._stream))
             self._serves.set()
             if not self._stopping.is_set():
@@ -168,6 +184,26 @@ class Supervisor:
     def running(self) -> bool:
         """Whether it was started and not stopped. What ran in an event loop that is closed runs no more."""
         return self._loop is not None and not self._loop.is_closed() and self._stopping is None
+
+    def troubles(self) -> Sequence[str]:
+        """Why a restart of the process would help. Every call to a database or a destination has a time limit, so that
+        an outage of either does not stop the loops."""
+        found = []
+        if self.running and self._task is not None and self._task.done():
+            found.append("the relay has ended")
+        for name, runner in self.runners.items():
+            seconds = runner.stuck_seconds(time.monotonic())
+            if seconds > _STUCK_SECONDS:
+                found.append(f"stream '{name}' has done nothing for {seconds:.0f} s")
+        return found
+
+    def missing(self) -> Sequence[str]:
+        """The parts that do not serve."""
+        return [part if part in (_STORE, "stop") else f"stream '{part}'" for part in self.readiness.missing]
+
+    def circuits(self) -> Mapping[str, str]:
+        """By stream: the state of its destination's circuit."""
+        return {name: runner.circuit for name, runner in self.runners.items()}
 
     def start(self) -> None:
         """Connect and serve in the background."""

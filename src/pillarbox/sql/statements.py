@@ -50,13 +50,13 @@ class Statements(dict[str, SqlText]):
 
     def __init__(self, packages: Sequence[str], marks: Marks, tables: Mapping[str, str]) -> None:
         self._marks: Marks = marks
-        self._tables = tables
+        self.tables = tables
         self.texts = {name: text for package in packages for name, text in named_texts(package).items()}
         super().__init__({name: self.make(text) for name, text in self.texts.items()})
 
     def make(self, text: str) -> SqlText:
         """Compile a statement that is in no file."""
-        return SqlText(text, self._marks, self._tables)
+        return SqlText(text, self._marks, self.tables)
 
     def extended(self, name: str, text: str) -> SqlText:
         """A statement with more text after it."""

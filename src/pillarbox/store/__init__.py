@@ -5,6 +5,9 @@ change of an event carries its token. A stale token changes nothing: the result 
 takes only one item raises LeaseLost. A database that cannot be reached raises StoreDown.
 """
 
+from pillarbox.store.consumers import ConsumerReport, Consumers, ConsumerStatus, Replay
+from pillarbox.store.examined import Examined
+from pillarbox.store.gauges import Ahead, Gauges, StreamGauges, StuckKey, WorkerStatus
 from pillarbox.store.insights import Insights
 from pillarbox.store.operator import Operator
 from pillarbox.store.ordered import Ordered, Turns
@@ -28,9 +31,7 @@ from pillarbox.store.records import (
     Ref,
     Rescued,
     Settlement,
-    StreamStatus,
     Work,
-    WorkerStatus,
 )
 from pillarbox.store.retention import Retention
 from pillarbox.store.schema import Schema
@@ -41,15 +42,21 @@ from pillarbox.store.writing import Writing
 __all__ = [
     "CRASHES_ALONE",
     "PARKED",
+    "Ahead",
     "Audit",
     "Claim",
     "ClaimResults",
     "Claims",
+    "ConsumerReport",
+    "ConsumerStatus",
+    "Consumers",
     "DeadLetter",
+    "Examined",
     "Failure",
     "Features",
     "Filter",
     "Found",
+    "Gauges",
     "Grant",
     "Hold",
     "HoldMode",
@@ -60,13 +67,15 @@ __all__ = [
     "Page",
     "Queue",
     "Ref",
+    "Replay",
     "Rescued",
     "Retention",
     "Schema",
     "Serving",
     "Settlement",
     "Store",
-    "StreamStatus",
+    "StreamGauges",
+    "StuckKey",
     "Turns",
     "Work",
     "WorkerStatus",

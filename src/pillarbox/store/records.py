@@ -2,13 +2,12 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from pillarbox.event import Event, Mode, Status
+from pillarbox.event import Event, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +80,11 @@ class Failure(NamedTuple):
     limit: int | None = None  # attempts before it is dead, if neither the event nor the stream says so
 
 
+def error_entry(error: str, attempts: int) -> dict[str, Any]:
+    """One entry of an event's error history."""
+    return {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "attempts": attempts, "error": error}
+
+
 class Hold(NamedTuple):
     """The new state of a held key; due after ``delay`` seconds, or when an operator acts."""
 
@@ -144,31 +148,6 @@ class DeadLetter(NamedTuple):
     errors: Sequence[Mapping[str, Any]]
 
 
-class WorkerStatus(NamedTuple):
-    """A worker of a stream. One that missed the renewal of its leases is not live, but keeps its shards until they run
-    out."""
-
-    name: str
-    live: bool
-    seen_seconds: float | None  # how long ago; none: it has left and still owns shards
-    shards: int  # that it owns
-    free_seconds: float  # until its shards or events come free, if it does not renew its leases
-
-
-class StreamStatus(NamedTuple):
-    """A stream as an operator sees it."""
-
-    stream: str
-    paused: bool
-    workers: Sequence[WorkerStatus]  # by name
-    counts: Mapping[Status, int]  # only states that have events
-    oldest_seconds: float | None  # how long the oldest event has waited; scheduled events do not count
-    published_last_hour: int  # only those that are still kept
-    mode: Mode | None = None  # none: no relay has served it yet
-    destination: str | None = None
-    held_keys: Mapping[HoldMode, int] = MappingProxyType({})  # only modes that have keys
-
-
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Selects events: every field that is given must match."""
@@ -184,13 +163,15 @@ class Filter:
     since: datetime | None = None  # written (a dead letter: died) at this instant or later
     until: datetime | None = None  # and before this instant
     ids: Sequence[UUID] | None = None
+    consumer: str = ""  # only the dead letters of this consumer; empty: events, and dead letters of relays
 
 
 class Ref(NamedTuple):
-    """The identity of an event: the same id may stand in several streams."""
+    """The identity of an event: the same id may stand in several streams. With a consumer, that of its dead letter."""
 
     id: UUID
     stream: str
+    consumer: str = ""
 
 
 class Found(NamedTuple):
@@ -209,6 +190,8 @@ class Found(NamedTuple):
     errors: Sequence[Mapping[str, Any]] = ()  # oldest first; in a list left out
     holds_key: bool = False  # a dead letter that its key waits for
     unreadable: str = ""  # which fields cannot be read; they have empty values
+    consumer: str = ""  # of a dead letter: the consumer for which it died; empty: a relay
+    replay_at: datetime | None = None  # since when it waits for its consumer to apply it again
 
 
 class Audit(NamedTuple):
@@ -219,6 +202,7 @@ class Audit(NamedTuple):
     action: str
     stream: str
     event_id: UUID | None
+    consumer: str = ""  # of a dead letter of a consumer
 
 
 class Page(NamedTuple):

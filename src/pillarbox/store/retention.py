@@ -13,7 +13,8 @@ class Retention(Protocol):
         ...
 
     async def prune_dead(self, keep_seconds: float, limit: int) -> int:
-        """Delete dead letters, but none that a blocked or parked key waits for; returns their number."""
+        """Delete dead letters, but none that a blocked or parked key waits for, and none that a consumer shall apply
+        again; returns their number."""
         ...
 
     async def prune_inbox(self, keep_seconds: float, limit: int) -> int:

@@ -13,8 +13,8 @@ class Serving(Protocol):
     async def announce(self, stream: str, mode: Mode, destination: str) -> None:
         """Note the stream's mode and destination. Creates its leases if they are missing."""
 
-    async def join(self, stream: str, worker: str, seconds: float) -> None:
-        """Register this worker as live for ``seconds``."""
+    async def join(self, stream: str, worker: str, seconds: float, circuit_error: str | None = None) -> None:
+        """Register this worker as live for ``seconds``. ``circuit_error``: why it waits for its destination."""
 
     async def leave(self, stream: str, worker: str) -> None:
         """Remove this worker from the live workers."""

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from pillarbox.store.consumers import Consumers
+from pillarbox.store.examined import Examined
+from pillarbox.store.gauges import Gauges
 from pillarbox.store.insights import Insights
 from pillarbox.store.operator import Operator
 from pillarbox.store.ordered import Ordered
@@ -13,7 +16,7 @@ from pillarbox.store.schema import Schema
 from pillarbox.store.writing import Writing
 
 
-class Store(Ordered, Queue, Retention, Operator, Insights, Writing, Schema, Protocol):
+class Store(Ordered, Queue, Consumers, Retention, Operator, Insights, Gauges, Examined, Writing, Schema, Protocol):
     """One outbox in one database."""
 
     @property

@@ -3,7 +3,19 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from pillarbox.store import Claims, Insights, Operator, Retention, Schema, Serving, Turns, Writing
+from pillarbox.store import (
+    Claims,
+    Consumers,
+    Examined,
+    Gauges,
+    Insights,
+    Operator,
+    Retention,
+    Schema,
+    Serving,
+    Turns,
+    Writing,
+)
 from pillarbox.stores.outbox_info import OutboxInfo
 
 
@@ -37,9 +49,12 @@ class ComposedStore:
         serving: Serving,
         turns: Turns,
         claims: Claims,
+        consumers: Consumers,
         retention: Retention,
         operator: Operator,
         insights: Insights,
+        gauges: Gauges,
+        examined: Examined,
         writing: Writing,
         schema: CheckedSchema,
     ) -> None:
@@ -50,11 +65,19 @@ class ComposedStore:
         self.held_keys, self.note_suspect, self.set_crashes = turns.held_keys, turns.note_suspect, turns.set_crashes
         self.claim, self.renew_claims = claims.claim, claims.renew_claims
         self.settle_claims, self.rescue = claims.settle_claims, claims.rescue
+        self.bury, self.take_replays = consumers.bury, consumers.take_replays
+        self.finish_replay, self.report = consumers.finish_replay, consumers.report
+        self.leave_consumer, self.consumers = consumers.leave_consumer, consumers.consumers
+        self.dead_count, self.dead_consumers = consumers.dead_count, consumers.dead_consumers
         self.prune_published, self.prune_dead = retention.prune_published, retention.prune_dead
         self.prune_inbox, self.prune_idempotency = retention.prune_inbox, retention.prune_idempotency
         self.pause, self.resume = operator.pause, operator.resume
         self.replay, self.discard = operator.replay, operator.discard
-        self.streams, self.unserved, self.count = insights.streams, insights.unserved, insights.count
+        self.replay_published = operator.replay_published
+        self.unserved, self.count = insights.unserved, insights.count
+        self.gauges, self.stuck_keys, self.workers = gauges.gauges, gauges.stuck_keys, gauges.workers
+        self.examine = examined.examine
+        self.ahead, self.clock = gauges.ahead, gauges.clock
         self.find, self.find_dead, self.find_by_id = insights.find, insights.find_dead, insights.find_by_id
         self.dead_letters, self.audit = insights.dead_letters, insights.audit
         self.transaction, self.add = writing.transaction, writing.add

@@ -2,9 +2,8 @@
 
 import asyncio
 import copy
-import re
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, Self
 
 from pillarbox.batch import Batch
@@ -12,13 +11,17 @@ from pillarbox.durations import Duration, seconds_of
 from pillarbox.envelopes import Envelope, HeaderBuilder, Message, envelope_named, kafka
 from pillarbox.errors import ConfigError, MissingExtra, Outage
 from pillarbox.event import Event
+from pillarbox.finding import Finding
+from pillarbox.kafka.settings import QUIET, check_topic, servers_of
 from pillarbox.publisher import UNTRIED, Needs, Outcome, Publisher, PublisherFeatures, outage
+from pillarbox.publishers._link import Link
+from pillarbox.publishers._senders import Senders
 from pillarbox.publishers.kafka.settings import OPTIONS, check_properties, parse_url
 from pillarbox.tasks import PerLoop
-from pillarbox.threads import Thread, finished
 
 try:
-    from pillarbox.publishers.kafka.client import Client, Link
+    from pillarbox.publishers.kafka.client import Client
+    from pillarbox.publishers.kafka.examined import examine_topic
     from pillarbox.publishers.kafka.sender import Sender
     from pillarbox.publishers.kafka.topics import Topics, UnreachableError
 except ModuleNotFoundError as error:
@@ -26,8 +29,8 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtra("KafkaPublisher", "kafka") from error
 
-# librdkafka's own lines come through logging; at its default level an outage writes twenty a second.
-_QUIET: Final = {"log_level": 2}
+logger = logging.getLogger("pillarbox.publishers.kafka")
+
 _PROMISES: Final = {
     "acks": "all",
     "enable.idempotence": True,
@@ -40,7 +43,6 @@ _PROMISES: Final = {
 }
 # The setting for events that all have a topic of their own.
 _OWN_TOPICS: Final = "*"
-_TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 # A cluster confirms so many as fast as a few, so a stop need not wait long for them.
 _FIRST_BATCH: Final = 2000
 # The client that asks about topics must not take part in the idempotent protocol.
@@ -87,18 +89,14 @@ class KafkaPublisher(Publisher):
         stuck: Duration = "30s",
         connect_timeout: Duration = "5s",
     ) -> None:
-        self._servers = servers if isinstance(servers, str) else ",".join(servers)
-        if not self._servers:
-            raise ConfigError("servers='' names no Kafka broker; write for instance servers='localhost:9092'")
+        self._servers = servers_of(servers)
         if not topic:
             raise ConfigError(
                 "no Kafka topic is given; write for instance topic=orders for events that have no topic of their own, "
                 "or topic=* if every event has one"
             )
-        if topic != _OWN_TOPICS and not _TOPIC_NAME.fullmatch(topic):
-            raise ConfigError(
-                f"topic={topic!r} is not a name that Kafka takes; use up to 249 letters, digits, '.', '_' and '-'"
-            )
+        if topic != _OWN_TOPICS:
+            check_topic(topic)
         if producers < 1:
             raise ConfigError(f"producers={producers} leaves nothing to publish with; use 1 or more")
         check_properties(properties or {})
@@ -114,19 +112,17 @@ class KafkaPublisher(Publisher):
         self._stuck_seconds = seconds_of("stuck", stuck, "100ms")
         self._connect_seconds = seconds_of("connect_timeout", connect_timeout, "1ms", "1h")
         base = {"bootstrap.servers": self._servers}
-        self._producer_config = {**_QUIET, **_PROMISES, **given, **base}
+        self._producer_config = {**QUIET, **_PROMISES, **given, **base}
         self._admin_config = {
-            **_QUIET,
+            **QUIET,
             **{name: value for name, value in given.items() if not name.startswith(_PRODUCER_ONLY)},
             **base,
         }
         self._start_closed()
 
     def _start_closed(self) -> None:
-        self._free: asyncio.LifoQueue[tuple[Sender, Thread]] = asyncio.LifoQueue()
-        self._senders: list[tuple[Sender, Thread]] = []
+        self._senders: Senders | None = None
         self._topics: Topics | None = None
-        self._is_open = False
         self._was_open = False
         self._changing = PerLoop(asyncio.Lock)
 
@@ -159,43 +155,38 @@ class KafkaPublisher(Publisher):
     async def open(self) -> None:
         """Connect. A missing default topic does not raise: publishing reports it as an outage."""
         async with self._changing():
-            if self._is_open:
+            if self._senders is not None:
                 return
             senders, self._topics = await asyncio.to_thread(self._connect)
-            self._senders = [(sender, Thread(f"pillarbox-kafka-{number}")) for number, sender in enumerate(senders, 1)]
-            self._free = asyncio.LifoQueue()
-            for pair in self._senders:
-                self._free.put_nowait(pair)
-            self._is_open = self._was_open = True
+            self._senders = Senders(senders, "kafka")
+            self._was_open = True
+
+    async def examine(self) -> Sequence[Finding]:
+        """The default topic: whether it exists, its limits, its replicas."""
+        if self._topics is None:
+            raise Outage(f"{self.description} is not open; call open() first")
+        if not self._topic:
+            return []
+        try:
+            return await asyncio.to_thread(examine_topic, self._topics, self._topic)
+        except UnreachableError as error:
+            raise Outage(f"{self.description} cannot be reached: {error}") from error
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per event. Waits while no broker answers."""
         if not batch:
             return []
-        if not self._is_open:
+        if self._senders is None:
             outcome = UNTRIED if self._was_open else outage(f"{self.description} is not open; call open() first")
             return [outcome] * len(batch)
-        free = self._free
-        pair = sender, thread = await free.get()
-        try:
-            if sender.stop.is_set():  # closed while this call waited for its turn
-                return [UNTRIED] * len(batch)
-            return await self._deliver(sender, thread, batch)
-        finally:
-            free.put_nowait(pair)
+        return await self._senders.deliver(batch)
 
     async def close(self) -> None:
         """Disconnect. Messages in flight have a second to be confirmed."""
         async with self._changing():
-            self._is_open = False
-            for sender, _ in self._senders:
-                sender.stop.set()
-            while self._senders:
-                pair = sender, thread = await self._free.get()
-                self._senders.remove(pair)
-                # Ending a producer joins its threads, so it happens in the sender's thread.
-                await finished(thread.submit(sender.close))
-                thread.stop()
+            if self._senders is not None:
+                await self._senders.close()
+                self._senders = None
             if self._topics is not None:
                 self._topics.close()
                 self._topics = None
@@ -212,7 +203,7 @@ class KafkaPublisher(Publisher):
                 there = topics.get([self._topic])[self._topic].problem is None
         except UnreachableError as error:
             raise Outage(f"{self.description} cannot be reached: {error}; the relay tries again") from error
-        link = Link(self.description)
+        link = Link(self.description, logger)
         senders = [
             Sender(
                 config=self._producer_config,
@@ -229,12 +220,3 @@ class KafkaPublisher(Publisher):
             for sender in senders:
                 sender.connect()
         return senders, topics
-
-    async def _deliver(self, sender: Sender, thread: Thread, events: Sequence[Event]) -> list[Outcome]:
-        try:
-            # The sender is free only when its thread is done, even if this call is cancelled.
-            return await finished(thread.submit(partial(sender.deliver, events)), sender.stop.set)
-        except asyncio.CancelledError:
-            if self._is_open:
-                sender.stop.clear()
-            raise

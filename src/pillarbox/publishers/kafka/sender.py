@@ -13,8 +13,10 @@ from confluent_kafka import KafkaError, KafkaException
 from pillarbox.envelopes import Message
 from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Result
-from pillarbox.publishers.kafka.call import Call, Runs, Target
-from pillarbox.publishers.kafka.client import Client, Link
+from pillarbox.publishers._link import Link
+from pillarbox.publishers._waves import Runs
+from pillarbox.publishers.kafka.call import Call, Target
+from pillarbox.publishers.kafka.client import Client
 from pillarbox.publishers.kafka.outcomes import (
     ACCESS_ERRORS,
     PURGED,

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import admin as confluent_admin
 
 from pillarbox.envelopes import Message
-from pillarbox.errors import ConfigError
+from pillarbox.kafka.errors import config_error
 from pillarbox.threads import Thread
 
 # The library's types lack some exports and the callbacks of its configuration.
@@ -91,6 +91,11 @@ class Topics:
 
     def _reason(self, error: KafkaException) -> str:
         return self.last_error or str(error.args[0].str())
+
+    @property
+    def admin(self) -> Any:
+        """The client for questions to the cluster."""
+        return self._admin
 
     def reachable(self) -> bool:
         try:
@@ -217,12 +222,6 @@ def topic_problem(name: str, description: str, error: Any, seconds: float = 0.0)
         sentence = f"topic {name!r} is not a name that {description} takes; use letters, digits, '.', '_' and '-'"
         return Problem(sentence, seconds, is_final=True)
     return Problem(f"topic {name!r} does not exist on {description}; create it", seconds)
-
-
-def config_error(error: Exception) -> ConfigError:
-    """The error for properties that the client library refuses."""
-    reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-    return ConfigError(f"the Kafka client refuses its properties: {reason}; correct or remove it")
 
 
 def lone_batch_bytes(message: Message) -> int:

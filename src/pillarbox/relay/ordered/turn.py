@@ -80,6 +80,7 @@ class TurnRunner:
         turn.read_seconds = time.monotonic() - reading
         turn.events = sum(len(each.part.events) + len(each.held) for each in turns)
         if turns:
+            self._report.trace("found", "found {count} events in {shards} shards", count=turn.events, shards=len(turns))
             await self._publish(turns)
             await self._settle([(each.shard, self._plan(each)) for each in turns])
             await self._clear_suspects(turns)
@@ -173,6 +174,11 @@ class TurnRunner:
         if not ready:
             return
         outcomes = await self._destination.publish(Batch(self._stream, [turn.part for turn in ready]))
+        if self._report.traces:
+            confirmed = outcomes.count(PUBLISHED)
+            self._report.trace(
+                "sent", "sent {count} events, {published} confirmed", count=len(outcomes), published=confirmed
+            )
         first = 0
         for turn in ready:
             last = first + len(turn.part.events)
@@ -224,6 +230,16 @@ class TurnRunner:
             if shard.grant.shard not in held:
                 shard.lost = True
                 continue
+            if self._report.traces:
+                self._report.trace(
+                    "settled",
+                    "settled shard {shard}: {published} published, {failed} failed, {dead} dead, {held} held",
+                    shard=shard.grant.shard,
+                    published=len(settlement.published),
+                    failed=len(settlement.failed),
+                    dead=len(settlement.dead),
+                    held=len(settlement.held),
+                )
             if settlement.failed or settlement.dead:
                 self._report.settled(settlement)
             if settlement.held or settlement.hold_keys or settlement.release_keys:

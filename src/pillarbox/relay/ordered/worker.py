@@ -46,6 +46,10 @@ class OrderedWorker:
         return self._turns.refusal.stands
 
     @property
+    def circuit_error(self) -> str | None:
+        return self._destination.breaker.error
+
+    @property
     def busy(self) -> bool:
         return bool(self._running or self._waiting)
 

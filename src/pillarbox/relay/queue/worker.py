@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pillarbox.batch import Batch, Part
 from pillarbox.errors import StoreDown, StoreError
-from pillarbox.publisher import Outcome, rejected
+from pillarbox.publisher import PUBLISHED, Outcome, rejected
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.crash import Calm
 from pillarbox.relay.deadline import Deadline, Step
@@ -47,6 +47,10 @@ class QueueWorker:
     @property
     def refused(self) -> bool:
         return self._refusal.stands
+
+    @property
+    def circuit_error(self) -> str | None:
+        return self._destination.breaker.error
 
     @property
     def busy(self) -> bool:
@@ -127,6 +131,8 @@ class QueueWorker:
     async def _claim(self, shard: int | None, limit: int) -> bool:
         stream = self._stream
         claims = await self._store.claim(stream.name, shard, self._job.worker, limit, stream.lease_seconds)
+        if claims:
+            self._job.report.trace("found", "found {count} events", count=len(claims))
         for claim in claims:
             if claim.unreadable:
                 self._done.append((claim, rejected(claim.unreadable)))
@@ -147,7 +153,10 @@ class QueueWorker:
         if self._suspect == claim.event.id:
             self._suspect = None
         if not task.cancelled():
-            self._done.append((claim, task.result()[0]))
+            outcome = task.result()[0]
+            self._done.append((claim, outcome))
+            confirmed = int(outcome == PUBLISHED)
+            self._job.report.trace("sent", "sent {count} events, {published} confirmed", count=1, published=confirmed)
         self._destination.breaker.inconclusive()
         self._poll_now()
 
@@ -172,6 +181,14 @@ class QueueWorker:
             raise
         self._refusal.accepted()
         self._calm.passed += len(results.published)
+        if self._job.report.traces:
+            self._job.report.trace(
+                "settled",
+                "settled {published} published, {failed} failed, {dead} dead",
+                published=len(results.published),
+                failed=len(results.failed),
+                dead=len(results.dead),
+            )
         if refused:
             (self._job.logger or log).warning(
                 "stream '%s': %d settled too late: another worker has them now",

@@ -16,7 +16,10 @@ except ModuleNotFoundError as error:
 
 from pillarbox.stores.mongo.claims import MongoClaims
 from pillarbox.stores.mongo.clients import Client, client_source
+from pillarbox.stores.mongo.consumers import MongoConsumers
 from pillarbox.stores.mongo.dead_letters import DeadLetters
+from pillarbox.stores.mongo.examined import MongoExamined
+from pillarbox.stores.mongo.gauges import MongoGauges
 from pillarbox.stores.mongo.held_keys import HeldKeys
 from pillarbox.stores.mongo.insights import MongoInsights
 from pillarbox.stores.mongo.leases import Leases
@@ -66,16 +69,19 @@ class MongoStore(ComposedStore):
         sessions = SettlingSessions(database)
         watcher = Watcher(database) if wake_up else None
         held_keys, dead_letters, reentry = HeldKeys(database), DeadLetters(database), Reentry(database)
-        leases = Leases(database, sessions)
+        leases, consumers, insights = Leases(database, sessions), MongoConsumers(database), MongoInsights(database)
         super().__init__(
             database,
             outbox,
             serving=MongoServing(database, reentry, watcher),
             turns=MongoTurns(database, sessions, leases, Marks(database, leases), held_keys, dead_letters),
             claims=MongoClaims(database, dead_letters),
+            consumers=consumers,
             retention=MongoRetention(database),
-            operator=MongoOperator(database, held_keys, reentry),
-            insights=MongoInsights(database),
+            operator=MongoOperator(database, held_keys, reentry, consumers),
+            insights=insights,
+            examined=MongoExamined(database),
+            gauges=MongoGauges(database, insights),
             writing=MongoWriting(database),
             schema=MongoSchema(database),
         )

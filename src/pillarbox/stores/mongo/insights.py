@@ -1,22 +1,22 @@
 """Questions of operators on MongoDB."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
-from pillarbox.event import Event, Mode, Status
+from bson import MaxKey
+
+from pillarbox.event import Event, Status
 from pillarbox.mongo.documents import Document, error_history, from_seq, identity, partly, to_event, with_id
-from pillarbox.store import Audit, DeadLetter, Filter, Found, HoldMode, StreamStatus
-from pillarbox.stores._members import members
+from pillarbox.store import Audit, DeadLetter, Filter, Found
 from pillarbox.stores.mongo.database import MongoDatabase
-from pillarbox.stores.mongo.expressions import ALIVE, later
+from pillarbox.stores.mongo.expressions import ALIVE
 from pillarbox.unreadable import CANNOT_READ
 
-_HOUR: Final = 3600.0
 _STATES: Final = frozenset(Status)
-_WAITING: Final = ["pending", "processing", "failed", "held"]
 _NOT_IN_A_LIST: Final = ["payload", "errors"]  # both can be large
+_OF_RELAYS: Final[Document] = {"consumer": ""}  # dead letters
 _FIELDS: Final = ("stream", "key", "type", "tenant", "topic", "aggregate_type", "aggregate_id")
 # Where events can wait, each with the index that has the stream first.
 _PLACES: Final[Sequence[tuple[str, str, Document]]] = (
@@ -24,29 +24,6 @@ _PLACES: Final[Sequence[tuple[str, str, Document]]] = (
     ("event", "due", {"next_attempt_at": {"$exists": True}}),
     ("held_key", "key", {}),
 )
-
-_HELD_MODES: Final[Sequence[Document]] = [
-    {"$group": {"_id": {"stream": "$stream", "mode": "$mode"}, "count": {"$sum": 1}}}
-]
-_OWNERS: Final[Sequence[Document]] = [
-    {"$match": {"owner": {"$ne": None}}},
-    {
-        "$group": {
-            "_id": {"stream": "$stream", "owner": "$owner"},
-            "shards": {"$sum": 1},
-            "until": {"$max": "$lease_until"},
-        }
-    },
-]
-
-
-def _states() -> list[Document]:
-    """The events of every stream by status, in one walk over the outbox."""
-    recently = {"$cond": [{"$gt": ["$published_at", later(-_HOUR)]}, 1, 0]}
-    # By the server's clock, in whole seconds, not by the writer's.
-    since = {"$ifNull": ["$available_at", {"$convert": {"input": "$seq", "to": "date", "onError": "$$NOW"}}]}
-    sums = {"count": {"$sum": 1}, "since": {"$min": since}, "recent": {"$sum": recently}}
-    return [{"$group": {"_id": {"stream": "$stream", "status": "$status"}, **sums}}]
 
 
 def _by(field: str, where: Document) -> list[Document]:
@@ -62,13 +39,13 @@ def _query(where: Filter, instant: str) -> Document:
     if given := {bound: value for bound, value in bounds.items() if value is not None}:
         query[instant] = given
     if where.ids is not None:
-        query |= _with_ids(where.ids, where.stream)
+        query |= _with_ids(where.ids, where.stream, where.consumer)
     return query
 
 
-def _with_ids(ids: Sequence[UUID], stream: str | None) -> Document:
+def _with_ids(ids: Sequence[UUID], stream: str | None, consumer: str) -> Document:
     if stream is not None or not ids:
-        return {"_id": {"$in": [identity(id, stream or "") for id in ids]}}
+        return {"_id": {"$in": [identity(id, stream or "", consumer) for id in ids]}}
     return {"$or": [{"_id": with_id(id)} for id in ids]}
 
 
@@ -78,58 +55,20 @@ class MongoInsights:
     def __init__(self, database: MongoDatabase) -> None:
         self._db = database
 
-    async def streams(self) -> Sequence[StreamStatus]:
-        counts: dict[str, dict[Status, int]] = {}
-        oldest: dict[str, datetime] = {}
-        recent: dict[str, int] = {}
-        with self._db.commands():
-            async for state in await self._db.collection("event").aggregate(_states()):
-                stream, status = state["_id"].get("stream"), state["_id"].get("status")
-                if not isinstance(stream, str) or status not in _STATES:
-                    continue
-                status = Status(status)
-                counts.setdefault(stream, {})[status] = state["count"]
-                recent[stream] = recent.get(stream, 0) + state["recent"]
-                if status in _WAITING:
-                    oldest[stream] = min(state["since"], oldest.get(stream, state["since"]))
-            for stream, count in (await self._counted("dead_letter", _by("stream", {}))).items():
-                counts.setdefault(stream, {})[Status.DEAD] = count
-            rows = {row["_id"]: row async for row in self._db.collection("stream").find()}
-            held: dict[str, dict[HoldMode, int]] = {}
-            async for group in await self._db.collection("held_key").aggregate(_HELD_MODES):
-                held.setdefault(group["_id"]["stream"], {})[HoldMode(group["_id"]["mode"])] = group["count"]
-            seen = await self._db.collection("worker").find().to_list()
-            owners = await (await self._db.collection("lease").aggregate(_OWNERS)).to_list()
-        # Read last, so that no event is younger.
-        now = await self._db.clock()
-        workers = members(
-            now,
-            ((each["stream"], each["name"], each["seen_at"], each["seen_until"]) for each in seen),
-            ((each["_id"]["stream"], each["_id"]["owner"], each["shards"], each["until"]) for each in owners),
-        )
-        return [
-            StreamStatus(
-                stream,
-                (row := rows.get(stream, {})).get("paused", False),
-                workers.get(stream, ()),
-                counts.get(stream, {}),
-                max(0.0, (now - oldest[stream]) / timedelta(seconds=1)) if stream in oldest else None,
-                recent.get(stream, 0),
-                Mode(row["mode"]) if "mode" in row else None,
-                row.get("destination"),
-                held.get(stream, {}),
-            )
-            for stream in sorted({*counts, *rows, *workers})
-        ]
-
     async def unserved(self) -> Sequence[str]:
+        waiting = await self.waiting_streams()
+        with self._db.commands():
+            live = self._db.collection("worker").find(ALIVE, {"stream": 1})
+            served = {worker["stream"] async for worker in live}
+        return sorted(waiting - served)
+
+    async def waiting_streams(self) -> set[str]:
+        """The streams that have events to publish."""
         waiting: set[str] = set()
         with self._db.commands():
             for name, index, where in _PLACES:
                 waiting |= await self._streams_of(name, index, where)
-            live = self._db.collection("worker").find(ALIVE, {"stream": 1})
-            served = {worker["stream"] async for worker in live}
-        return sorted(waiting - served)
+        return waiting
 
     async def _streams_of(self, name: str, index: str, where: Document) -> set[str]:
         """One step along the index for each stream, independent of the number of events."""
@@ -146,7 +85,7 @@ class MongoInsights:
     async def count(self, stream: str) -> Mapping[Status, int]:
         with self._db.commands():
             counts = await self._counted("event", _by("status", {"stream": stream}))
-            dead = await self._db.collection("dead_letter").count_documents({"stream": stream})
+            dead = await self._db.collection("dead_letter").count_documents({"stream": stream, **_OF_RELAYS})
         living = {Status(status): count for status, count in counts.items() if status in _STATES}
         return living | ({Status.DEAD: dead} if dead else {})
 
@@ -154,26 +93,32 @@ class MongoInsights:
         groups = await self._db.collection(name).aggregate(pipeline)
         return {group["_id"]: group["count"] async for group in groups}
 
-    async def find(self, where: Filter, limit: int, newest_first: bool = True) -> Sequence[Found]:
+    async def find(
+        self, where: Filter, limit: int, newest_first: bool = True, after: UUID | None = None
+    ) -> Sequence[Found]:
         query, order = _query(where, "created_at"), {"_id": -1 if newest_first else 1}
+        if after is not None:
+            # Below all identities of this id, or above them.
+            bound = {"$lt": {"id": after}} if newest_first else {"$gt": {"id": after, "stream": MaxKey()}}
+            query = {"$and": [query, {"_id": bound}]}
         found: list[Found] = []
-        if where.status is not Status.DEAD:
+        if where.status is not Status.DEAD and not where.consumer:
             found += await self._find("event", query, order, limit)
         if where.status in (None, Status.DEAD):
-            found += await self._find("dead_letter", query, order, limit)
+            found += await self._find("dead_letter", query | {"consumer": where.consumer}, order, limit)
         found.sort(key=lambda each: (each.event.id, each.event.stream), reverse=newest_first)
         return found[:limit]
 
     async def find_dead(self, where: Filter, limit: int, after: int = 0) -> Sequence[Found]:
         if where.status not in (None, Status.DEAD):
             return []
-        query = {**_query(where, "died_at"), "seq": {"$gt": from_seq(after)}}
+        query = {**_query(where, "died_at"), "consumer": where.consumer, "seq": {"$gt": from_seq(after)}}
         return await self._find("dead_letter", query, {"seq": 1}, limit)
 
-    async def find_by_id(self, id: UUID) -> Sequence[Found]:
+    async def find_by_id(self, id: UUID, consumer: str = "") -> Sequence[Found]:
         query = {"_id": with_id(id)}
-        found = await self._find("event", query, {"_id": 1}, None)
-        dead = await self._find("dead_letter", query, {"_id": 1}, None)
+        found = [] if consumer else await self._find("event", query, {"_id": 1}, None)
+        dead = await self._find("dead_letter", query | {"consumer": consumer}, {"_id": 1}, None)
         # An event that died and was written again is in both: the new one counts.
         living = {each.event.stream for each in found}
         return [*found, *(each for each in dead if each.event.stream not in living)]
@@ -195,14 +140,16 @@ class MongoInsights:
 
     async def _holding(self, letters: Sequence[Document]) -> set[tuple[str, UUID]]:
         """The streams and ids of dead letters that a held key waits for."""
-        heads = {"dead_head": {"$in": [_id_of(letter) for letter in letters]}}
+        heads = {"dead_head": {"$in": [_id_of(letter) for letter in letters if not letter.get("consumer")]}}
         rows = self._db.collection("held_key").find(heads, {"stream": 1, "dead_head": 1})
         return {(row["stream"], row["dead_head"]) async for row in rows}
 
-    async def dead_letters(self, stream: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
+    async def dead_letters(
+        self, stream: str | None = None, limit: int = 100, consumer: str = ""
+    ) -> Sequence[DeadLetter]:
         if limit <= 0:
             return []
-        where = {} if stream is None else {"stream": stream}
+        where = {"consumer": consumer} | ({} if stream is None else {"stream": stream})
         with self._db.commands():
             letters = self._db.collection("dead_letter").find(where, sort=[("died_at", 1), ("seq", 1)], limit=limit)
             return [
@@ -210,11 +157,12 @@ class MongoInsights:
                 async for letter in letters
             ]
 
-    async def audit(self, limit: int) -> Sequence[Audit]:
+    async def audit(self, limit: int, stream: str | None = None, action: str | None = None) -> Sequence[Audit]:
         if limit <= 0:
             return []
+        where = {name: value for name, value in (("stream", stream), ("action", action)) if value is not None}
         with self._db.commands():
-            rows = await self._db.collection("audit").find(sort=[("seq", -1)], limit=limit).to_list()
+            rows = await self._db.collection("audit").find(where, sort=[("seq", -1)], limit=limit).to_list()
         return [
             Audit(
                 datetime.fromtimestamp(row["seq"].time, UTC),
@@ -222,6 +170,7 @@ class MongoInsights:
                 row["action"],
                 row["stream"],
                 row.get("event_id"),
+                row.get("consumer", ""),
             )
             for row in rows
         ]
@@ -245,6 +194,8 @@ def _found(document: Mapping[str, Any], holds_key: bool) -> Found:
         errors=error_history(document),
         holds_key=holds_key,
         unreadable=unreadable,
+        consumer=get("consumer", ""),
+        replay_at=_instant(get("replay_at")),
     )
 
 

@@ -24,6 +24,8 @@ _EARLIEST: Final = [("next_attempt_at", 1), ("seq", 1)]
 _BACK_TO_ITS_PLACE: Final[Document] = {"$set": {"status": "pending"}, "$unset": {"next_attempt_at": ""}}
 _TO_THE_END: Final[Document] = {**_BACK_TO_ITS_PLACE, "$currentDate": {"seq": {"$type": "timestamp"}}}
 
+_OF_BEFORE: Final = {"published_at": "", "suspect": ""}
+
 
 class Reentry:
     """Lets events enter at the end of their stream."""
@@ -50,6 +52,19 @@ class Reentry:
             # One after the other, so that two workers that do this at once keep the order.
             done = await events.bulk_write(changes, ordered=True, session=session)
         return done.modified_count
+
+    async def unpublish(self, events: Sequence[tuple[Document, bool]], session: Session | None) -> None:
+        """Published events wait again, from now on: at the end, or, if their key is held, as failed in their old
+        places."""
+        changes = []
+        for event, is_held in events:
+            change = {"$set": {"status": "failed" if is_held else "pending", "attempts": 0}, "$unset": _OF_BEFORE}
+            now: Document = {"available_at": True}
+            if not is_held:
+                now["seq"] = {"$type": "timestamp"}
+            published = {"_id": event["_id"], "status": "published"}
+            changes.append(UpdateOne(published, {**change, "$currentDate": now}))
+        await self._db.collection("event").bulk_write(changes, ordered=True, session=session)
 
     async def revive(self, letters: Sequence[Document], session: Session | None) -> None:
         """Dead letters enter at the end as pending events, in this order."""

@@ -13,14 +13,15 @@ _SAME_KEY: Final = [{"$eq": [f"${name}", f"$$own.{name}"]} for name in _KEY]
 
 
 def _prunable(held_keys: str, keep_seconds: float, limit: int) -> list[Document]:
-    """The oldest dead letters, without those whose key is blocked or parked: an operator needs them to free it."""
+    """The oldest dead letters, without those whose key is blocked or parked: an operator needs them to free it. And
+    without those that a consumer shall apply again."""
     waiting = {"$match": {"mode": {"$in": ["blocked", "parked"]}, "$expr": {"$and": _SAME_KEY}}}
     return [
-        {"$match": past("died_at", keep_seconds)},
+        {"$match": {**past("died_at", keep_seconds), "replay_at": None}},
         {"$sort": {"died_at": 1}},
-        {"$project": _KEY},
+        {"$project": {**_KEY, "consumer": 1}},
         {"$lookup": {"from": held_keys, "let": {"own": _KEY}, "pipeline": [waiting], "as": "held_by"}},
-        {"$match": {"held_by": []}},
+        {"$match": {"$or": [{"held_by": []}, {"consumer": {"$ne": ""}}]}},
         {"$limit": limit},
     ]
 
@@ -60,7 +61,8 @@ class MongoRetention:
             ids = [letter["_id"] async for letter in found]
             if not ids:
                 return 0
-            done = await letters.delete_many({"_id": {"$in": ids}, **past("died_at", keep_seconds)})
+            old = {"_id": {"$in": ids}, **past("died_at", keep_seconds), "replay_at": None}
+            done = await letters.delete_many(old)
         return done.deleted_count
 
     async def prune_inbox(self, keep_seconds: float, limit: int) -> int:

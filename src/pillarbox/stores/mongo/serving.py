@@ -10,12 +10,14 @@ from pymongo.errors import BulkWriteError
 from pillarbox.event import Mode
 from pillarbox.mongo.documents import Document
 from pillarbox.store import Grant, Work
+from pillarbox.stores._errors import keepable
 from pillarbox.stores.mongo.database import MongoDatabase
 from pillarbox.stores.mongo.errors import DUPLICATE
 from pillarbox.stores.mongo.expressions import ALIVE, later, literal, past
 from pillarbox.stores.mongo.leases import FREE
 from pillarbox.stores.mongo.reentry import Reentry
 from pillarbox.stores.mongo.wake import Watcher
+from pillarbox.version import __version__
 
 _LONG_AGO_SECONDS: Final = 86_400.0
 # A poll first reads the shards of this many events and held keys: a branch per shard costs several times as much. A
@@ -90,8 +92,14 @@ class MongoServing:
                 if any(each["code"] != DUPLICATE for each in error.details["writeErrors"]):
                     raise
 
-    async def join(self, stream: str, worker: str, seconds: float) -> None:
-        seen = [{"$set": {"seen_at": "$$NOW", "seen_until": later(seconds)}}]
+    async def join(self, stream: str, worker: str, seconds: float, circuit_error: str | None = None) -> None:
+        circuit: Document = {"circuit_error": "$$REMOVE", "circuit_at": "$$REMOVE"}
+        if circuit_error is not None:
+            # The first error of an open circuit says since when it is open.
+            since = {"$ifNull": ["$circuit_at", "$$NOW"]}
+            circuit = {"circuit_error": literal(keepable(circuit_error)), "circuit_at": since}
+        version = literal(__version__)
+        seen = [{"$set": {"seen_at": "$$NOW", "seen_until": later(seconds), "version": version, **circuit}}]
         with self._db.commands():
             await self._db.collection("worker").update_one({"stream": stream, "name": worker}, seen, upsert=True)
 

@@ -14,6 +14,7 @@ from pillarbox.sql.rows import converted
 from pillarbox.sql.statements import Statements
 from pillarbox.store import Settlement
 from pillarbox.stores.mysql.database import MysqlDatabase
+from pillarbox.stores.mysql.examined import examine_server
 from pillarbox.stores.mysql.url import connect_settings, url_of_engine
 from pillarbox.stores.outbox_info import OutboxInfo
 from pillarbox.stores.sql import SHARED, Connection, SqlStore
@@ -99,6 +100,7 @@ class MysqlStore(SqlStore):
                 settle_joint=partial(_settle_joint, database, sql),
                 settle_published=partial(_settle_published, database, sql),
             ),
+            server=partial(examine_server, database, sql, pool_size=pool_size),
         )
 
     @classmethod

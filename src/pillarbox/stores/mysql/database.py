@@ -7,7 +7,15 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 from uuid import UUID
 
-from pillarbox.errors import DuplicateEvent, MissingExtra, PillarboxError, SchemaError, StoreDown, StoreError
+from pillarbox.errors import (
+    DuplicateEvent,
+    MissingExtra,
+    NotAllowed,
+    PillarboxError,
+    SchemaError,
+    StoreDown,
+    StoreError,
+)
 from pillarbox.sql.cells import mysql_cell
 from pillarbox.sql.statements import SqlText
 from pillarbox.stores.mysql.url import connect_settings
@@ -275,7 +283,7 @@ class MysqlDatabase:
         if code in _REFUSED:
             return StoreError(f"{self.name}: user or password refused; correct the URL")
         if code in _NO_RIGHT:
-            return StoreError(f"{self.name}{text}; grant it to the user of the relay")
+            return NotAllowed(f"{self.name}{text}; grant it to the user of the relay")
         if code == _TOO_LARGE:
             return StoreError(f"{self.name}{text}; raise max_allowed_packet of the server, or send smaller events")
         if code in _PASSING or 2000 <= code < 3000:

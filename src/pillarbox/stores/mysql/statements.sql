@@ -41,10 +41,13 @@ ON DUPLICATE KEY UPDATE mode = :mode, destination = :destination
 -- announce_shard: Make a shard's lease if it is missing.
 INSERT INTO {lease} (stream, shard) VALUES (:stream, :shard) ON DUPLICATE KEY UPDATE shard = shard
 
--- join: Register a worker as live.
-INSERT INTO {worker} (stream, name, seen_at, seen_until)
-VALUES (:stream, :worker, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND)
-ON DUPLICATE KEY UPDATE seen_at = UTC_TIMESTAMP(6), seen_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
+-- join: Register a worker as live. The first error of an open circuit says since when it is open.
+INSERT INTO {worker} (stream, name, seen_at, seen_until, version, circuit_error, circuit_at)
+VALUES (:stream, :worker, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND, :version, :circuit_error,
+    CASE WHEN :circuit_error IS NOT NULL THEN UTC_TIMESTAMP(6) END)
+ON DUPLICATE KEY UPDATE seen_at = UTC_TIMESTAMP(6), seen_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND,
+    version = :version, circuit_error = :circuit_error,
+    circuit_at = CASE WHEN :circuit_error IS NOT NULL THEN coalesce(circuit_at, UTC_TIMESTAMP(6)) END
 
 -- leave: Remove a worker, and those that were last seen a day ago: their names are never used again.
 DELETE FROM {worker}
@@ -289,10 +292,11 @@ FROM {event} WHERE seq > :after ORDER BY seq LIMIT :limit
 DELETE FROM {event}
 WHERE seq IN :seqs AND status = 'published' AND published_at < UTC_TIMESTAMP(6) - INTERVAL :keep SECOND
 
--- prune_dead: Delete old dead letters, but none that an operator needs to free a blocked or parked key.
-DELETE FROM {dead_letter} WHERE died_at < UTC_TIMESTAMP(6) - INTERVAL :keep SECOND AND NOT EXISTS (
+-- prune_dead: Delete old dead letters, but none that an operator needs to free a blocked or parked key, and none that a
+-- consumer shall apply again.
+DELETE FROM {dead_letter} WHERE died_at < UTC_TIMESTAMP(6) - INTERVAL :keep SECOND AND replay_at IS NULL AND NOT EXISTS (
     SELECT 1 FROM {held_key} AS h WHERE h.stream = {dead_letter}.stream AND h.shard = {dead_letter}.shard
-    AND h.key = {dead_letter}.key AND h.mode IN ('blocked', 'parked'))
+    AND h.key = {dead_letter}.key AND h.mode IN ('blocked', 'parked') AND {dead_letter}.consumer = '')
 ORDER BY died_at LIMIT :limit
 
 -- prune_inbox: Forget events that were processed long ago.
@@ -308,7 +312,7 @@ SELECT UTC_TIMESTAMP(6)
 INSERT INTO {stream} (name, paused) VALUES (:stream, :paused) ON DUPLICATE KEY UPDATE paused = :paused
 
 -- lock_dead: Dead letters of a stream, locked in the order in which everybody locks them.
-SELECT id, shard, `key`, seq FROM {dead_letter} WHERE id IN :ids AND stream = :stream
+SELECT id, shard, `key`, seq FROM {dead_letter} WHERE id IN :ids AND stream = :stream AND consumer = :consumer
 ORDER BY shard, `key`, seq FOR UPDATE
 
 -- next_waiting: The first stream after a given name that has events to publish: one step into each index.
@@ -325,7 +329,103 @@ e.id IN :ids
 -- live_workers: The live workers of each stream.
 SELECT stream, count(*) FROM {worker} WHERE seen_until > UTC_TIMESTAMP(6) GROUP BY stream
 
--- states: One walk over the outbox for all streams: counts, the oldest, and those published within an hour.
-SELECT stream, status, count(*), min(coalesce(available_at, created_at)),
-    count(CASE WHEN published_at > UTC_TIMESTAMP(6) - INTERVAL 1 HOUR THEN 1 END)
-FROM {event} GROUP BY stream, status
+-- gauges: A stream's events by state, each counted up to :limit in the index that has them, with the oldest instant
+-- since when one waits. Of pending events the first of each shard is the oldest; the index has it first, and ORDER BY
+-- would sort all events of the shard.
+SELECT 'ready', 'pending', count(*), NULL FROM (SELECT 1 FROM {event} FORCE INDEX ({ready_index})
+    WHERE status = 'pending' AND stream = :stream LIMIT :limit) AS part
+UNION ALL SELECT 'first', 'pending', 0, min(since) FROM (SELECT (
+    SELECT coalesce(available_at, created_at) FROM {event} FORCE INDEX ({ready_index})
+    WHERE status = 'pending' AND stream = :stream AND shard = n LIMIT 1) AS since
+    FROM (WITH RECURSIVE number (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n < :last_shard)
+        SELECT n FROM number) AS numbers) AS firsts
+UNION ALL SELECT 'failed', 'failed', count(*), min(since) FROM (
+    SELECT coalesce(available_at, created_at) AS since FROM {event} FORCE INDEX ({ready_index})
+    WHERE status = 'failed' AND stream = :stream LIMIT :limit) AS part
+UNION ALL SELECT 'held', 'held', count(*), min(since) FROM (
+    SELECT coalesce(available_at, created_at) AS since FROM {event} FORCE INDEX ({ready_index})
+    WHERE status = 'held' AND stream = :stream LIMIT :limit) AS part
+UNION ALL SELECT 'processing', 'processing', count(*), min(since) FROM (
+    SELECT coalesce(available_at, created_at) AS since FROM {event} FORCE INDEX ({ready_index})
+    WHERE status = 'processing' AND stream = :stream LIMIT :limit) AS part
+UNION ALL SELECT 'scheduled', 'scheduled', count(*), NULL FROM (SELECT 1 FROM {event} FORCE INDEX ({ready_index})
+    WHERE status = 'scheduled' AND stream = :stream LIMIT :limit) AS part
+UNION ALL SELECT 'dead', 'dead', count(*), NULL FROM (SELECT 1 FROM {dead_letter} FORCE INDEX ({dead_index})
+    WHERE consumer = '' AND stream = :stream LIMIT :limit) AS part
+UNION ALL SELECT 'keys', mode, count(*), NULL FROM (
+    SELECT mode FROM {held_key} WHERE stream = :stream LIMIT :limit) AS part GROUP BY mode
+
+-- held_key_events: The first failed or held event of a key, and how many there are up to :limit.
+SELECT (SELECT id FROM {event} FORCE INDEX ({held_index}) WHERE held_hash = CRC32(:key) & 2147483647
+        AND stream = :stream AND `key` = :key AND status IN ('failed', 'held') ORDER BY seq LIMIT 1),
+    (SELECT count(*) FROM (SELECT 1 FROM {event} FORCE INDEX ({held_index}) WHERE held_hash = CRC32(:key) & 2147483647
+        AND stream = :stream AND `key` = :key AND status IN ('failed', 'held') LIMIT :limit) AS part)
+
+-- stuck_keys: Held keys of a stream.
+SELECT shard, `key`, mode, next_attempt_at, dead_head FROM {held_key}
+WHERE stream = :stream ORDER BY shard, `key` LIMIT :limit
+
+-- stuck_key: One held key.
+SELECT shard, `key`, mode, next_attempt_at, dead_head FROM {held_key}
+WHERE stream = :stream AND shard = :shard AND `key` = :key
+
+-- before: Pending events of a shard before a seq, counted up to :limit.
+SELECT count(*) FROM (SELECT 1 FROM {event} FORCE INDEX ({ready_index})
+    WHERE status = 'pending' AND stream = :stream AND shard = :shard AND seq < :seq LIMIT :limit) AS part
+
+-- lock_letter: The errors of a consumer's dead letter, locked: an operator who replays it now comes before or after.
+SELECT errors FROM {dead_letter} WHERE id = :id AND stream = :stream AND consumer = :consumer FOR UPDATE
+
+-- bury_again: A dead letter that was replayed has died again.
+UPDATE {dead_letter} SET died_at = UTC_TIMESTAMP(6), attempts = :attempts, error = :error, errors = :errors,
+    replay_at = NULL, lease_owner = NULL, lease_until = NULL, lease_token = 0
+WHERE id = :id AND stream = :stream AND consumer = :consumer
+
+-- order_replay: The consumer shall apply a dead letter again.
+UPDATE {dead_letter} SET replay_at = UTC_TIMESTAMP(6)
+WHERE id = :id AND stream = :stream AND consumer = :consumer
+
+-- due_replays: Dead letters that a consumer shall apply again and that nobody has leased, in order of seq; those that
+-- another process leases now are passed over.
+SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
+    e.routing_key, e.payload, e.content_type, e.schema_id, e.schema_version, e.created_at, e.attempts, e.max_attempts,
+    e.occurred_at, e.headers, e.stream, e.error
+FROM {dead_letter} AS e WHERE e.consumer = :consumer AND e.replay_at <= UTC_TIMESTAMP(6)
+    AND (e.lease_until IS NULL OR e.lease_until < UTC_TIMESTAMP(6))
+ORDER BY e.seq LIMIT :limit FOR UPDATE SKIP LOCKED
+
+-- lease_replays: Lease dead letters.
+UPDATE {dead_letter} SET lease_owner = :worker, lease_token = :token,
+    lease_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND
+WHERE id IN :ids AND consumer = :consumer AND replay_at IS NOT NULL
+
+-- report: Register a process of a consumer as live, with what it tells of itself.
+INSERT INTO {consumer} (consumer, name, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events,
+    lag_seconds)
+VALUES (:consumer, :worker, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND,
+    :source, :lanes, :paused_lanes, :held_keys, :lag_events, :lag_seconds)
+ON DUPLICATE KEY UPDATE seen_at = UTC_TIMESTAMP(6), seen_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND, source = :source,
+    lanes = :lanes, paused_lanes = :paused_lanes, held_keys = :held_keys, lag_events = :lag_events,
+    lag_seconds = :lag_seconds
+
+-- count_as_applied: An event counts as applied in a consumer's inbox; more than one row is counted if it does already.
+INSERT INTO {inbox} (consumer, event_id, aggregate_id, aggregate_version, dead)
+VALUES (:consumer, :id, :aggregate_id, :aggregate_version, :dead) ON DUPLICATE KEY UPDATE copies = copies + 1
+
+-- lock_published: Published events of a stream, locked in the order in which everybody locks events.
+SELECT id, shard, `key`, seq FROM {event} FORCE INDEX (by_id) WHERE id IN :ids AND stream = :stream
+    AND status = 'published' ORDER BY shard, `key`, seq FOR UPDATE
+
+-- unpublish: A published event waits again, from now on.
+UPDATE {event} SET status = 'failed', attempts = 0, published_at = NULL, suspect = 0, available_at = UTC_TIMESTAMP(6)
+WHERE id = :id AND stream = :stream AND status = 'published'
+
+-- settings: Settings of the server that matter to a relay.
+SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wait_timeout', 'innodb_lock_wait_timeout', 'max_connections',
+    'innodb_flush_log_at_trx_commit')
+
+-- open_connections: The connections of all users.
+SHOW GLOBAL STATUS LIKE 'Threads_connected'
+
+-- oldest_transaction: The age of the oldest transaction.
+SELECT max(timestampdiff(SECOND, trx_started, now())) FROM information_schema.innodb_trx

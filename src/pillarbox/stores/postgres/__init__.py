@@ -12,6 +12,7 @@ from pillarbox.store import Features
 from pillarbox.stores.outbox_info import OutboxInfo
 from pillarbox.stores.postgres.connections import source_of
 from pillarbox.stores.postgres.database import PostgresDatabase
+from pillarbox.stores.postgres.examined import examine_server
 from pillarbox.stores.postgres.floors import Floors
 from pillarbox.stores.postgres.listener import PostgresListener
 from pillarbox.stores.postgres.parts import (
@@ -83,6 +84,14 @@ class PostgresStore(SqlStore):
             turns=PostgresTurns(database, sql, floors),
             claims=PostgresClaims(database, sql),
             retention=PostgresRetention(database, sql),
+            server=partial(
+                examine_server,
+                database,
+                sql,
+                pool_size=pool_size,
+                listens=self.features.wake_up,
+                direct_listen=listen_url is not None,
+            ),
         )
 
     @classmethod

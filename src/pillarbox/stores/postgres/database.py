@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from pillarbox.errors import ConfigError, DuplicateEvent, SchemaError, StoreDown, StoreError
+from pillarbox.errors import ConfigError, DuplicateEvent, NotAllowed, SchemaError, StoreDown, StoreError
 from pillarbox.sql.statements import SqlText
 from pillarbox.stores.postgres.connections import COMMAND_SECONDS, Connections
 from pillarbox.stores.sql.database import Connection
@@ -76,7 +76,7 @@ class PostgresDatabase:
                 f"{self.name}: a row has an instant that Python cannot hold ({error}); correct it"
             ) from error
         except asyncpg.InsufficientPrivilegeError as error:
-            raise StoreError(f"{self.name}: {error}; grant it to the user of the relay") from error
+            raise NotAllowed(f"{self.name}: {error}; grant it to the user of the relay") from error
         except asyncpg.exceptions.ClientConfigurationError:
             # Without the driver's text: it can quote the URL.
             raise ConfigError(
@@ -96,6 +96,13 @@ class PostgresDatabase:
         with self._errors():
             async with self._connection() as connection:
                 return await _Statements(connection).fetch(statement, **values)
+
+    async def is_pooled(self) -> bool:
+        """Whether a pooler stands between: the server says another process than the one that we logged in to."""
+        with self._errors():
+            async with self._connection() as connection:
+                there = await connection.fetchval("SELECT pg_backend_pid()", timeout=COMMAND_SECONDS)
+                return bool(connection.get_server_pid() != there)
 
     async def execute(self, statement: SqlText, **values: Any) -> int:
         with self._errors():

@@ -38,8 +38,8 @@ class PostgresServing:
         shared = SqlServing(db, sql, outbox)
         self.announce, self.leave, self._join = shared.announce, shared.leave, shared.join
 
-    async def join(self, stream: str, worker: str, seconds: float) -> None:
-        await self._join(stream, worker, seconds)
+    async def join(self, stream: str, worker: str, seconds: float, circuit_error: str | None = None) -> None:
+        await self._join(stream, worker, seconds, circuit_error)
         await self._db.execute(self._sql["wake_dead"])
 
     async def poll(self, stream: str, worker: str, grants: Sequence[Grant] | None) -> Work:

@@ -20,10 +20,13 @@ SELECT current_setting('server_version')
 SELECT 1 FROM pg_indexes WHERE indexname = lower('{aggregate_index}')
     AND schemaname = coalesce(lower(:schema), current_schema())
 
--- join: Register a worker as live.
-INSERT INTO {worker} (stream, name, seen_at, seen_until)
-VALUES (:stream, :worker, now(), now() + :seconds * interval '1 second')
-ON CONFLICT (stream, name) DO UPDATE SET seen_at = excluded.seen_at, seen_until = excluded.seen_until
+-- join: Register a worker as live. The first error of an open circuit says since when it is open.
+INSERT INTO {worker} AS w (stream, name, seen_at, seen_until, version, circuit_error, circuit_at)
+VALUES (:stream, :worker, now(), now() + :seconds * interval '1 second', :version, :circuit_error::text,
+    CASE WHEN :circuit_error::text IS NOT NULL THEN now() END)
+ON CONFLICT (stream, name) DO UPDATE SET seen_at = excluded.seen_at, seen_until = excluded.seen_until,
+    version = excluded.version, circuit_error = excluded.circuit_error,
+    circuit_at = CASE WHEN excluded.circuit_at IS NOT NULL THEN coalesce(w.circuit_at, excluded.circuit_at) END
 
 -- leave: Remove a worker, and those that were last seen a day ago: their names are never used again.
 DELETE FROM {worker} WHERE stream = :stream AND (name = :worker OR seen_until < now() - interval '1 day')
@@ -265,10 +268,12 @@ WHERE (id, stream) > (:id, :stream) ORDER BY id, stream LIMIT :limit
 DELETE FROM {event}
 WHERE id = ANY(:ids) AND status = 'published' AND published_at < now() - :keep * interval '1 second'
 
--- prune_dead: Delete old dead letters, but none that an operator needs to free a blocked or parked key.
-DELETE FROM {dead_letter} WHERE (id, stream) IN (SELECT d.id, d.stream FROM {dead_letter} AS d
-    WHERE died_at < now() - :keep * interval '1 second' AND NOT EXISTS (SELECT 1 FROM {held_key} AS h
-        WHERE h.stream = d.stream AND h.shard = d.shard AND h.key = d.key AND h.mode IN ('blocked', 'parked'))
+-- prune_dead: Delete old dead letters, but none that an operator needs to free a blocked or parked key, and none that a
+-- consumer shall apply again.
+DELETE FROM {dead_letter} WHERE (id, stream, consumer) IN (SELECT d.id, d.stream, d.consumer FROM {dead_letter} AS d
+    WHERE died_at < now() - :keep * interval '1 second' AND replay_at IS NULL AND NOT EXISTS (
+        SELECT 1 FROM {held_key} AS h WHERE h.stream = d.stream AND h.shard = d.shard AND h.key = d.key
+        AND h.mode IN ('blocked', 'parked') AND d.consumer = '')
     ORDER BY died_at LIMIT :limit)
 
 -- prune_inbox: Forget events that were processed long ago.
@@ -283,7 +288,7 @@ DELETE FROM {idempotency} WHERE id IN (SELECT id FROM {idempotency}
 SELECT now(), extract(epoch FROM now())::float8
 
 -- lock_dead: Dead letters of a stream, locked in the order in which everybody locks them.
-SELECT id, shard, key, seq FROM {dead_letter} WHERE id = ANY(:ids) AND stream = :stream
+SELECT id, shard, key, seq FROM {dead_letter} WHERE id = ANY(:ids) AND stream = :stream AND consumer = :consumer
 ORDER BY shard, key, seq FOR UPDATE
 
 -- revive: A dead letter becomes an event again, in its old place.
@@ -294,7 +299,7 @@ OVERRIDING SYSTEM VALUE
 SELECT id, seq, stream, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key,
     key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
     available_at, max_attempts, :status, error, died_at, errors
-FROM {dead_letter} WHERE id = :id AND stream = :stream
+FROM {dead_letter} WHERE id = :id AND stream = :stream AND consumer = ''
 
 -- is_one_of: A condition for find_events and find_dead_letters.
 e.id = ANY(:ids)
@@ -302,7 +307,102 @@ e.id = ANY(:ids)
 -- live_workers: The live workers of each stream.
 SELECT stream, count(*) FROM {worker} WHERE seen_until > now() GROUP BY stream
 
--- states: One walk over the outbox for all streams: counts, the oldest, and those that were published within an hour.
-SELECT stream, status, count(*), min(coalesce(available_at, created_at)),
-    count(*) FILTER (WHERE published_at > now() - interval '1 hour')
-FROM {event} GROUP BY stream, status
+-- gauges: A stream's events by state, each counted up to :limit in the index that has them, with the oldest instant
+-- since when one waits. Without ORDER BY a planner without statistics scans the table. Of pending events the first of
+-- each shard is the oldest.
+SELECT 'ready' AS place, 'pending' AS state, count(*) AS events, NULL::timestamptz AS since FROM (
+    SELECT 1 FROM {event} WHERE stream = :stream AND status = 'pending' ORDER BY shard, seq LIMIT :limit) AS part
+UNION ALL SELECT 'first', 'pending', 0, min(since) FROM (SELECT (
+    SELECT coalesce(available_at, created_at) FROM {event}
+    WHERE stream = :stream AND shard = number AND status = 'pending' ORDER BY seq LIMIT 1) AS since
+    FROM generate_series(0, :last_shard::int) AS number) AS firsts
+UNION ALL SELECT 'both', status, count(*), min(since) FROM (
+    SELECT status, coalesce(available_at, created_at) AS since FROM {event}
+    WHERE stream = :stream AND status IN ('failed', 'held') ORDER BY shard, key, seq LIMIT :limit) AS part GROUP BY status
+UNION ALL SELECT 'leased', 'processing', count(*), min(since) FROM (
+    SELECT coalesce(available_at, created_at) AS since FROM {event}
+    WHERE stream = :stream AND status = 'processing' ORDER BY lease_until LIMIT :limit) AS part
+UNION ALL SELECT 'due', status, count(*), NULL FROM (
+    SELECT status FROM {event} WHERE stream = :stream AND next_attempt_at IS NOT NULL
+    ORDER BY next_attempt_at DESC LIMIT :limit) AS part GROUP BY status
+UNION ALL SELECT 'dead', 'dead', count(*), NULL FROM (
+    SELECT 1 FROM {dead_letter} WHERE consumer = '' AND stream = :stream ORDER BY died_at LIMIT :limit) AS part
+UNION ALL SELECT 'keys', mode, count(*), NULL FROM (
+    SELECT mode FROM {held_key} WHERE stream = :stream ORDER BY shard, key LIMIT :limit) AS part GROUP BY mode
+
+-- lock_letter: The errors of a consumer's dead letter, locked: an operator who replays it now comes before or after.
+SELECT errors FROM {dead_letter} WHERE id = :id AND stream = :stream AND consumer = :consumer FOR UPDATE
+
+-- bury_again: A dead letter that was replayed has died again.
+UPDATE {dead_letter} SET died_at = now(), attempts = :attempts, error = :error, errors = :errors,
+    replay_at = NULL, lease_owner = NULL, lease_until = NULL, lease_token = 0
+WHERE id = :id AND stream = :stream AND consumer = :consumer
+RETURNING set_config('synchronous_commit', 'on', true)
+
+-- order_replay: The consumer shall apply a dead letter again.
+UPDATE {dead_letter} SET replay_at = now()
+WHERE id = :id AND stream = :stream AND consumer = :consumer
+
+-- due_replays: Dead letters that a consumer shall apply again and that nobody has leased, in order of seq; those that
+-- another process leases now are passed over.
+SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
+    e.routing_key, e.payload, e.content_type, e.schema_id, e.schema_version, e.created_at, e.attempts, e.max_attempts,
+    e.occurred_at, e.headers, e.stream, e.error
+FROM {dead_letter} AS e WHERE e.consumer = :consumer AND e.replay_at <= now()
+    AND (e.lease_until IS NULL OR e.lease_until < now())
+ORDER BY e.seq LIMIT :limit FOR UPDATE SKIP LOCKED
+
+-- lease_replays: Lease dead letters.
+UPDATE {dead_letter} SET lease_owner = :worker, lease_token = :token,
+    lease_until = now() + :seconds * interval '1 second'
+WHERE id = ANY(:ids) AND consumer = :consumer AND replay_at IS NOT NULL
+
+-- report: Register a process of a consumer as live, with what it tells of itself.
+INSERT INTO {consumer} (consumer, name, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events,
+    lag_seconds)
+VALUES (:consumer, :worker, now(), now() + :seconds * interval '1 second',
+    :source, :lanes, :paused_lanes, :held_keys, :lag_events, :lag_seconds)
+ON CONFLICT (consumer, name) DO UPDATE SET seen_at = excluded.seen_at, seen_until = excluded.seen_until,
+    source = excluded.source, lanes = excluded.lanes, paused_lanes = excluded.paused_lanes,
+    held_keys = excluded.held_keys, lag_events = excluded.lag_events, lag_seconds = excluded.lag_seconds
+
+-- bury: Write the dead letter of a consumer.
+INSERT INTO {dead_letter} (id, stream, consumer, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version,
+    key, key_hash, routing_key, payload, content_type, headers, schema_id, schema_version, occurred_at, created_at,
+    available_at, max_attempts, attempts, error, errors)
+VALUES (:id, :stream, :consumer, :tenant, :topic, :type, :aggregate_type, :aggregate_id, :aggregate_version,
+    :key, :key_hash, :routing_key, :payload, :content_type, :headers, :schema_id, :schema_version, :occurred_at,
+    :created_at, :available_at, :max_attempts, :attempts, :error, :errors)
+RETURNING set_config('synchronous_commit', 'on', true)
+
+-- finish_replay: Delete the dead letter of a replay that succeeded, if the lease still counts.
+DELETE FROM {dead_letter} WHERE id = :id AND stream = :stream AND consumer = :consumer AND lease_token = :token
+RETURNING set_config('synchronous_commit', 'on', true)
+
+-- lock_published: Published events of a stream, locked in the order in which everybody locks events.
+SELECT id, shard, key, seq FROM {event} WHERE id = ANY(:ids) AND stream = :stream AND status = 'published'
+ORDER BY shard, key, seq FOR UPDATE
+
+-- unpublish: A published event waits again, from now on.
+UPDATE {event} SET status = 'failed', attempts = 0, published_at = NULL, suspect = 0, available_at = now()
+WHERE id = :id AND stream = :stream AND status = 'published'
+
+-- settings: Settings of the server and of this user that matter to a relay, with their units.
+SELECT name, setting, unit FROM pg_settings WHERE name IN ('statement_timeout', 'lock_timeout',
+    'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout', 'fsync', 'max_connections',
+    'superuser_reserved_connections')
+
+-- open_connections: The connections of all users.
+SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'
+
+-- oldest_transaction: What keeps deleted rows for longest: a transaction, a prepared one, or a replication slot's.
+SELECT * FROM (
+    SELECT extract(epoch FROM now() - xact_start)::float8 AS seconds, 'the transaction of process ' || pid AS what
+    FROM pg_stat_activity WHERE xact_start IS NOT NULL AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+    UNION ALL SELECT extract(epoch FROM now() - prepared)::float8, 'the prepared transaction ' || gid
+    FROM pg_prepared_xacts) AS oldest
+ORDER BY seconds DESC LIMIT 1
+
+-- invalid_indexes: Indexes of the outbox that an interrupted build has left.
+SELECT i.indexrelid::regclass::text FROM pg_index AS i
+WHERE i.indrelid IN (to_regclass('{event}'), to_regclass('{dead_letter}'), to_regclass('{held_key}')) AND NOT i.indisvalid

@@ -8,7 +8,10 @@ from pillarbox.store import Claims, Features, Retention, Serving, Turns
 from pillarbox.stores.composed import ComposedStore
 from pillarbox.stores.outbox_info import OutboxInfo
 from pillarbox.stores.sql.claims import SqlClaims
+from pillarbox.stores.sql.consumers import SqlConsumers
 from pillarbox.stores.sql.database import Connection, Database
+from pillarbox.stores.sql.examined import Server, SqlExamined, no_server
+from pillarbox.stores.sql.gauges import SqlGauges
 from pillarbox.stores.sql.insights import SqlInsights
 from pillarbox.stores.sql.operations import SqlOperator, SqlRetention, SqlWriting
 from pillarbox.stores.sql.schema import SqlSchema
@@ -38,16 +41,21 @@ class SqlStore(ComposedStore):
         serving: Serving | None = None,
         claims: Claims | None = None,
         retention: Retention | None = None,
+        server: Server = no_server,
     ) -> None:
+        insights = SqlInsights(database, statements, rows)
         super().__init__(
             database,
             outbox,
             serving=serving or SqlServing(database, statements, outbox),
             turns=turns,
             claims=claims or SqlClaims(database, statements, rows),
+            consumers=SqlConsumers(database, statements, rows),
             retention=retention or SqlRetention(database, statements),
             operator=SqlOperator(database, statements),
-            insights=SqlInsights(database, statements, rows),
+            insights=insights,
+            examined=SqlExamined(database, statements, server),
+            gauges=SqlGauges(database, statements, rows, outbox, insights),
             writing=SqlWriting(database, statements),
             schema=schema,
         )

@@ -5,18 +5,15 @@ from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
-from pillarbox.event import Mode, Status
+from pillarbox.event import Status
 from pillarbox.sql.rows import ADDED, PAYLOAD, Rows, error_history, partly
 from pillarbox.sql.statements import Statements
-from pillarbox.store import Audit, DeadLetter, Filter, Found, HoldMode, StreamStatus
-from pillarbox.stores._members import members
+from pillarbox.store import Audit, DeadLetter, Filter, Found
 from pillarbox.stores.sql.database import Database
 from pillarbox.unreadable import CANNOT_READ
 
-_WAITING: Final = (Status.PENDING, Status.PROCESSING, Status.FAILED, Status.HELD)
 _EQUAL: Final = ("stream", "key", "type", "tenant", "topic", "aggregate_type", "aggregate_id")
 _STATES: Final = frozenset(Status)
-_UNKNOWN: Final = (False, None, None)
 
 
 class SqlInsights:
@@ -25,62 +22,19 @@ class SqlInsights:
     def __init__(self, db: Database, sql: Statements, rows: Rows) -> None:
         self._db, self._sql, self._rows = db, sql, rows
 
-    async def streams(self) -> Sequence[StreamStatus]:
-        instant = self._rows.instant
-        counts: dict[str, dict[Status, int]] = {}
-        oldest: dict[str, Any] = {}
-        recent: dict[str, int] = {}
-        for stream, state, count, since, published in await self._db.fetch(self._sql["states"]):
-            if state not in _STATES:
-                continue
-            status = Status(state)
-            counts.setdefault(stream, {})[status] = count
-            recent[stream] = recent.get(stream, 0) + published
-            if status in _WAITING:
-                oldest[stream] = min(instant(since), oldest.get(stream, instant(since)))
-        for stream, count in await self._db.fetch(self._sql["dead_streams"]):
-            counts.setdefault(stream, {})[Status.DEAD] = count
-        known = {row[0]: row[1:] for row in await self._db.fetch(self._sql["known_streams"])}
-        held: dict[str, dict[HoldMode, int]] = {}
-        for stream, mode, count in await self._db.fetch(self._sql["held_modes"]):
-            held.setdefault(stream, {})[HoldMode(mode)] = count
-        seen = await self._db.fetch(self._sql["workers"])
-        owners = await self._db.fetch(self._sql["owners"])
-        # Read last, so that no event is younger.
-        now = instant((await self._db.fetch(self._sql["clock"]))[0][0])
-        workers = members(
-            now,
-            ((stream, name, instant(at), instant(until)) for stream, name, at, until in seen),
-            ((stream, name, shards, instant(until)) for stream, name, shards, until in owners),
-        )
-        found = []
-        for stream in sorted({*counts, *known, *workers}):
-            paused, mode, destination = known.get(stream, _UNKNOWN)
-            found.append(
-                StreamStatus(
-                    stream,
-                    bool(paused),
-                    workers.get(stream, ()),
-                    counts.get(stream, {}),
-                    max(0.0, (now - oldest[stream]).total_seconds()) if stream in oldest else None,
-                    recent.get(stream, 0),
-                    Mode(mode) if mode else None,
-                    destination,
-                    held.get(stream, {}),
-                )
-            )
-        return found
-
     async def unserved(self) -> Sequence[str]:
         served = {row[0] for row in await self._db.fetch(self._sql["live_workers"])}
+        return [stream for stream in await self.waiting_streams() if stream not in served]
+
+    async def waiting_streams(self) -> list[str]:
+        """The streams that have events to publish, by name."""
         found: list[str] = []
         after: str | None = ""
         while True:
             ((after,),) = await self._db.fetch(self._sql["next_waiting"], after=after)
             if after is None:
                 return found
-            if after not in served:
-                found.append(after)
+            found.append(after)
 
     async def count(self, stream: str) -> Mapping[Status, int]:
         rows = await self._db.fetch(self._sql["count"], stream=stream)
@@ -88,13 +42,16 @@ class SqlInsights:
         dead = (await self._db.fetch(self._sql["count_dead"], stream=stream))[0][0]
         return counts | ({Status.DEAD: dead} if dead else {})
 
-    async def find(self, where: Filter, limit: int, newest_first: bool = True) -> Sequence[Found]:
+    async def find(
+        self, where: Filter, limit: int, newest_first: bool = True, after: UUID | None = None
+    ) -> Sequence[Found]:
         order = "e.id DESC, e.stream DESC" if newest_first else "e.id, e.stream"
+        behind = None if after is None else ("e.id < :behind" if newest_first else "e.id > :behind", after)
         found: list[Found] = []
-        if where.status is not Status.DEAD:
-            found += await self._find("find_events", where, order, limit)
+        if where.status is not Status.DEAD and not where.consumer:
+            found += await self._find("find_events", where, order, limit, behind=behind)
         if where.status in (None, Status.DEAD):
-            found += await self._find("find_dead_letters", where, order, limit)
+            found += await self._find("find_dead_letters", where, order, limit, behind=behind)
         return sorted(found, key=lambda each: each.event.id, reverse=newest_first)[:limit]
 
     async def find_dead(self, where: Filter, limit: int, after: int = 0) -> Sequence[Found]:
@@ -102,16 +59,19 @@ class SqlInsights:
             return []
         return await self._find("find_dead_letters", where, "e.seq", limit, instant="died_at", after=after)
 
-    async def find_by_id(self, id: UUID) -> Sequence[Found]:
-        where = Filter(ids=[id])
-        found = await self._find("find_events", where, "e.stream", 1000, whole=True)
+    async def find_by_id(self, id: UUID, consumer: str = "") -> Sequence[Found]:
+        where = Filter(ids=[id], consumer=consumer)
+        found = [] if consumer else await self._find("find_events", where, "e.stream", 1000, whole=True)
         dead = await self._find("find_dead_letters", where, "e.stream", 1000, whole=True)
         # An id that died and was written again is in both: the new event counts.
         moving = {each.event.stream for each in found}
         return [*found, *(each for each in dead if each.event.stream not in moving)]
 
-    async def dead_letters(self, stream: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
-        found = await self._find("find_dead_letters", Filter(stream=stream), "e.died_at, e.seq", limit, whole=True)
+    async def dead_letters(
+        self, stream: str | None = None, limit: int = 100, consumer: str = ""
+    ) -> Sequence[DeadLetter]:
+        where = Filter(stream=stream, consumer=consumer)
+        found = await self._find("find_dead_letters", where, "e.died_at, e.seq", limit, whole=True)
         return [
             DeadLetter(each.event, each.last_error_at, each.last_error, each.errors)
             for each in found
@@ -127,13 +87,16 @@ class SqlInsights:
         *,
         instant: str = "created_at",
         after: int | None = None,
+        behind: tuple[str, UUID] | None = None,
         whole: bool = False,
     ) -> list[Found]:
         given: dict[str, Any] = {name: value for name in _EQUAL if (value := getattr(where, name)) is not None}
         conditions = [f"e.{name} = :{name}" for name in given]
         if where.status not in (None, Status.DEAD):
             conditions.append(f"e.status = '{where.status}'")
+        consumer = where.consumer if select == "find_dead_letters" else None
         for name, value, condition in (
+            ("consumer", consumer, "e.consumer = :consumer"),
             ("since", where.since, f"e.{instant} >= :since"),
             ("until", where.until, f"e.{instant} < :until"),
             ("after", after, "e.seq > :after"),
@@ -142,13 +105,16 @@ class SqlInsights:
             if value is not None:
                 conditions.append(condition)
                 given[name] = value
+        if behind is not None:
+            conditions.append(behind[0])
+            given["behind"] = behind[1]
         chosen = f"WHERE {' AND '.join(conditions)} " if conditions else ""
         statement = self._sql.extended(select, f"{chosen}ORDER BY {order} LIMIT :limit")
         return [self._found(row) for row in await self._db.fetch(statement, **given, limit=limit, whole=whole)]
 
     def _found(self, row: Sequence[Any]) -> Found:
         stream, status, size, available, due, published, started, owner, until, token = row[ADDED : ADDED + 10]
-        error, error_at, errors, holds_key = row[ADDED + 10 :]
+        error, error_at, errors, holds_key, consumer, replay_at = row[ADDED + 10 :]
         unreadable = ""
         try:
             event = self._rows.event(row[:ADDED], stream, Status(status))
@@ -171,15 +137,21 @@ class SqlInsights:
             errors=error_history(errors),
             holds_key=bool(holds_key),
             unreadable=unreadable,
+            consumer=consumer,
+            replay_at=self._instant(replay_at),
         )
 
     def _instant(self, value: Any) -> Any:
         with suppress(*CANNOT_READ):
             return None if value is None else self._rows.instant(value)
 
-    async def audit(self, limit: int) -> Sequence[Audit]:
-        rows = await self._db.fetch(self._sql["audited"], limit=limit)
+    async def audit(self, limit: int, stream: str | None = None, action: str | None = None) -> Sequence[Audit]:
+        given = {name: value for name, value in (("stream", stream), ("action", action)) if value is not None}
+        chosen = " AND ".join(f"{name} = :{name}" for name in given)
+        where = f"WHERE {chosen} " if chosen else ""
+        statement = self._sql.extended("audited", f"{where}ORDER BY id DESC LIMIT :limit")
+        rows = await self._db.fetch(statement, **given, limit=limit)
         return [
-            Audit(self._rows.instant(at), by, action, stream, event_id and self._rows.uuid(event_id))
-            for at, by, action, stream, event_id in rows
+            Audit(self._rows.instant(at), by, action, stream, event_id and self._rows.uuid(event_id), consumer)
+            for at, by, action, stream, event_id, consumer in rows
         ]

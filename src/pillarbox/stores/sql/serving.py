@@ -6,8 +6,10 @@ from typing import Any
 from pillarbox.event import Mode, Status
 from pillarbox.sql.statements import Statements
 from pillarbox.store import Grant, Work
+from pillarbox.stores._errors import keepable
 from pillarbox.stores.outbox_info import OutboxInfo
 from pillarbox.stores.sql.database import Connection, Database
+from pillarbox.version import __version__
 
 
 def work_of(rows: Sequence[Any]) -> Work:
@@ -59,8 +61,10 @@ class SqlServing:
 
         await self._db.transact(work)
 
-    async def join(self, stream: str, worker: str, seconds: float) -> None:
-        await self._db.execute(self._sql["join"], stream=stream, worker=worker, seconds=seconds)
+    async def join(self, stream: str, worker: str, seconds: float, circuit_error: str | None = None) -> None:
+        error = None if circuit_error is None else keepable(circuit_error)
+        values = {"seconds": seconds, "version": __version__, "circuit_error": error}
+        await self._db.execute(self._sql["join"], stream=stream, worker=worker, **values)
 
     async def leave(self, stream: str, worker: str) -> None:
         await self._db.execute(self._sql["leave"], stream=stream, worker=worker)

@@ -15,11 +15,14 @@ SELECT sqlite_version()
 -- has_aggregate_index: A row if events are indexed by their aggregate.
 SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = '{aggregate_index}'
 
--- join: Register a worker as live.
-INSERT INTO {worker} (stream, name, seen_at, seen_until)
+-- join: Register a worker as live. The first error of an open circuit says since when it is open.
+INSERT INTO {worker} AS w (stream, name, seen_at, seen_until, version, circuit_error, circuit_at)
 VALUES (:stream, :worker, strftime('%Y-%m-%d %H:%M:%f', 'now'),
-    strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds'))
-ON CONFLICT (stream, name) DO UPDATE SET seen_at = excluded.seen_at, seen_until = excluded.seen_until
+    strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds'), :version, :circuit_error,
+    CASE WHEN :circuit_error IS NOT NULL THEN strftime('%Y-%m-%d %H:%M:%f', 'now') END)
+ON CONFLICT (stream, name) DO UPDATE SET seen_at = excluded.seen_at, seen_until = excluded.seen_until,
+    version = excluded.version, circuit_error = excluded.circuit_error,
+    circuit_at = CASE WHEN excluded.circuit_at IS NOT NULL THEN coalesce(w.circuit_at, excluded.circuit_at) END
 
 -- leave: Remove a worker, and those that were last seen a day ago: their names are never used again.
 DELETE FROM {worker}
@@ -205,11 +208,12 @@ FROM {event} WHERE seq > :after ORDER BY seq LIMIT :limit
 DELETE FROM {event} WHERE seq IN (SELECT value FROM json_each(:seqs)) AND status = 'published'
     AND published_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:keep || ' seconds')
 
--- prune_dead: Delete old dead letters, but none that an operator needs to free a blocked or parked key.
-DELETE FROM {dead_letter} WHERE (id, stream) IN (SELECT d.id, d.stream FROM {dead_letter} AS d
-    WHERE died_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:keep || ' seconds') AND NOT EXISTS (
+-- prune_dead: Delete old dead letters, but none that an operator needs to free a blocked or parked key, and none that a
+-- consumer shall apply again.
+DELETE FROM {dead_letter} WHERE (id, stream, consumer) IN (SELECT d.id, d.stream, d.consumer FROM {dead_letter} AS d
+    WHERE died_at < strftime('%Y-%m-%d %H:%M:%f', 'now', -:keep || ' seconds') AND replay_at IS NULL AND NOT EXISTS (
         SELECT 1 FROM {held_key} AS h WHERE h.stream = d.stream AND h.shard = d.shard AND h.key = d.key
-        AND h.mode IN ('blocked', 'parked'))
+        AND h.mode IN ('blocked', 'parked') AND d.consumer = '')
     ORDER BY died_at LIMIT :limit)
 
 -- prune_inbox: Forget events that were processed long ago.
@@ -227,6 +231,7 @@ SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')
 
 -- lock_dead: Dead letters of a stream.
 SELECT id, shard, key, seq FROM {dead_letter} WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
+    AND consumer = :consumer
 
 -- is_one_of: A condition for find_events and find_dead_letters.
 e.id IN (SELECT value FROM json_each(:ids))
@@ -234,7 +239,75 @@ e.id IN (SELECT value FROM json_each(:ids))
 -- live_workers: The live workers of each stream.
 SELECT stream, count(*) FROM {worker} WHERE seen_until > strftime('%Y-%m-%d %H:%M:%f', 'now') GROUP BY stream
 
--- states: One walk over the outbox for all streams: counts, the oldest, and those published within an hour.
-SELECT stream, status, count(*), min(coalesce(available_at, created_at)),
-    count(CASE WHEN published_at > strftime('%Y-%m-%d %H:%M:%f', 'now', '-1 hour') THEN 1 END)
-FROM {event} GROUP BY stream, status
+-- gauges: A stream's events by state, each counted up to :limit in the index that has them, with the oldest instant
+-- since when one waits. Of pending events the first of each shard is the oldest.
+SELECT 'ready', 'pending', count(*), NULL FROM (
+    SELECT 1 FROM {event} INDEXED BY {ready_index} WHERE stream = :stream AND status = 'pending' LIMIT :limit)
+UNION ALL SELECT 'first', 'pending', 0, min(since) FROM (
+    WITH RECURSIVE number (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n < :last_shard)
+    SELECT (SELECT coalesce(available_at, created_at) FROM {event} INDEXED BY {ready_index}
+        WHERE stream = :stream AND shard = n AND status = 'pending' ORDER BY seq LIMIT 1) AS since FROM number)
+UNION ALL SELECT 'both', status, count(*), min(since) FROM (
+    SELECT status, coalesce(available_at, created_at) AS since FROM {event} INDEXED BY {held_index}
+    WHERE stream = :stream AND status IN ('failed', 'held') LIMIT :limit) GROUP BY status
+UNION ALL SELECT 'leased', 'processing', count(*), min(since) FROM (
+    SELECT coalesce(available_at, created_at) AS since FROM {event} INDEXED BY {leased_index}
+    WHERE stream = :stream AND status = 'processing' LIMIT :limit)
+UNION ALL SELECT 'due', status, count(*), NULL FROM (
+    SELECT status FROM {event} INDEXED BY {due_index} WHERE stream = :stream AND next_attempt_at IS NOT NULL
+    ORDER BY next_attempt_at DESC LIMIT :limit) GROUP BY status
+UNION ALL SELECT 'dead', 'dead', count(*), NULL FROM (
+    SELECT 1 FROM {dead_letter} INDEXED BY {dead_index} WHERE consumer = '' AND stream = :stream LIMIT :limit)
+UNION ALL SELECT 'keys', mode, count(*), NULL FROM (
+    SELECT mode FROM {held_key} WHERE stream = :stream LIMIT :limit) GROUP BY mode
+
+-- lock_letter: The errors of a consumer's dead letter.
+SELECT errors FROM {dead_letter} WHERE id = :id AND stream = :stream AND consumer = :consumer
+
+-- bury_again: A dead letter that was replayed has died again.
+UPDATE {dead_letter} SET died_at = strftime('%Y-%m-%d %H:%M:%f', 'now'), attempts = :attempts, error = :error, errors = :errors,
+    replay_at = NULL, lease_owner = NULL, lease_until = NULL, lease_token = 0
+WHERE id = :id AND stream = :stream AND consumer = :consumer
+
+-- order_replay: The consumer shall apply a dead letter again.
+UPDATE {dead_letter} SET replay_at = strftime('%Y-%m-%d %H:%M:%f', 'now')
+WHERE id = :id AND stream = :stream AND consumer = :consumer
+
+-- due_replays: Dead letters that a consumer shall apply again and that nobody has leased, in order of seq.
+SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
+    e.routing_key, e.payload, e.content_type, e.schema_id, e.schema_version, e.created_at, e.attempts, e.max_attempts,
+    e.occurred_at, e.headers, e.stream, e.error
+FROM {dead_letter} AS e WHERE e.consumer = :consumer AND e.replay_at <= strftime('%Y-%m-%d %H:%M:%f', 'now')
+    AND (e.lease_until IS NULL OR e.lease_until < strftime('%Y-%m-%d %H:%M:%f', 'now'))
+ORDER BY e.seq LIMIT :limit
+
+-- lease_replays: Lease dead letters.
+UPDATE {dead_letter} SET lease_owner = :worker, lease_token = :token,
+    lease_until = strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds')
+WHERE id IN (SELECT value FROM json_each(:ids)) AND consumer = :consumer AND replay_at IS NOT NULL
+
+-- report: Register a process of a consumer as live, with what it tells of itself.
+INSERT INTO {consumer} (consumer, name, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events,
+    lag_seconds)
+VALUES (:consumer, :worker, strftime('%Y-%m-%d %H:%M:%f', 'now'), strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds'),
+    :source, :lanes, :paused_lanes, :held_keys, :lag_events, :lag_seconds)
+ON CONFLICT (consumer, name) DO UPDATE SET seen_at = excluded.seen_at, seen_until = excluded.seen_until,
+    source = excluded.source, lanes = excluded.lanes, paused_lanes = excluded.paused_lanes,
+    held_keys = excluded.held_keys, lag_events = excluded.lag_events, lag_seconds = excluded.lag_seconds
+
+-- bury: Write the dead letter of a consumer. Its seq is the next one: a transaction that writes is alone.
+INSERT INTO {dead_letter} (seq, id, stream, consumer, tenant, topic, type, aggregate_type, aggregate_id,
+    aggregate_version, key, key_hash, routing_key, payload, content_type, headers, schema_id, schema_version,
+    occurred_at, created_at, available_at, max_attempts, attempts, error, errors)
+VALUES ((SELECT coalesce(max(seq), 0) + 1 FROM {dead_letter} WHERE consumer > ''), :id, :stream, :consumer, :tenant,
+    :topic, :type, :aggregate_type, :aggregate_id, :aggregate_version, :key, :key_hash, :routing_key, :payload,
+    :content_type, :headers, :schema_id, :schema_version, :occurred_at, :created_at, :available_at, :max_attempts,
+    :attempts, :error, :errors)
+
+-- lock_published: Published events of a stream, locked in the order in which everybody locks events.
+SELECT id, shard, key, seq FROM {event}
+WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream AND status = 'published'
+
+-- unpublish: A published event waits again, from now on.
+UPDATE {event} SET status = 'failed', attempts = 0, published_at = NULL, suspect = 0, available_at = strftime('%Y-%m-%d %H:%M:%f', 'now')
+WHERE id = :id AND stream = :stream AND status = 'published'

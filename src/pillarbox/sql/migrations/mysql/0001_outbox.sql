@@ -64,6 +64,9 @@ CREATE TABLE IF NOT EXISTS {worker} (
     name varchar(255) NOT NULL,
     seen_at datetime(6) NOT NULL,
     seen_until datetime(6) NOT NULL,
+    circuit_at datetime(6),
+    circuit_error longtext,
+    version varchar(100),
     PRIMARY KEY (stream, name)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 
@@ -90,12 +93,17 @@ CREATE TABLE IF NOT EXISTS {held_key} (
     KEY {held_due_index} (stream, shard, next_attempt_at)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 
+-- consumer is empty for a dead letter of a relay. A relay's dead letter has the seq of its event, and one of a consumer
+-- takes the next number. replay_at and the lease belong to consumers: a relay's replay deletes the row.
 CREATE TABLE IF NOT EXISTS {dead_letter} (
-    seq bigint NOT NULL,
+    seq bigint NOT NULL AUTO_INCREMENT,
     created_at datetime(6) NOT NULL,
     occurred_at datetime(6),
     available_at datetime(6),
     died_at datetime(6) NOT NULL DEFAULT (utc_timestamp(6)),
+    replay_at datetime(6),
+    lease_until datetime(6),
+    lease_token bigint NOT NULL DEFAULT 0,
     aggregate_version bigint,
     id binary(16) NOT NULL,
     key_hash int NOT NULL,
@@ -114,12 +122,16 @@ CREATE TABLE IF NOT EXISTS {dead_letter} (
     schema_id varchar(255),
     schema_version varchar(100),
     headers longtext,
+    lease_owner varchar(255),
     error longtext NOT NULL,
     errors longtext,
     payload longblob NOT NULL,
-    PRIMARY KEY (id, stream),
-    KEY {dead_index} (stream, died_at),
-    KEY by_death (died_at)
+    consumer varchar(100) NOT NULL DEFAULT '',
+    PRIMARY KEY (id, stream, consumer),
+    KEY {dead_index} (consumer, stream, died_at),
+    KEY {replay_index} (consumer, replay_at),
+    KEY by_death (died_at),
+    KEY by_seq (seq)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 
 CREATE TABLE IF NOT EXISTS {audit} (
@@ -128,7 +140,23 @@ CREATE TABLE IF NOT EXISTS {audit} (
     operator varchar(255) NOT NULL,
     action varchar(100) NOT NULL,
     stream varchar(100) NOT NULL,
-    event_id binary(16)
+    event_id binary(16),
+    consumer varchar(100) NOT NULL DEFAULT ''
+) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
+
+-- A process of a consumer, with what it tells of itself.
+CREATE TABLE IF NOT EXISTS {consumer} (
+    consumer varchar(100) NOT NULL,
+    name varchar(255) NOT NULL,
+    seen_at datetime(6) NOT NULL,
+    seen_until datetime(6) NOT NULL,
+    source varchar(255) NOT NULL,
+    lanes int NOT NULL,
+    paused_lanes int NOT NULL,
+    held_keys int NOT NULL,
+    lag_events bigint,
+    lag_seconds double,
+    PRIMARY KEY (consumer, name)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 
 -- copies counts the copies that were refused: an update that changes nothing cannot be told from an insert by clients

@@ -77,6 +77,9 @@ CREATE TABLE {worker} (
     name text NOT NULL,
     seen_at text NOT NULL,
     seen_until text NOT NULL,
+    circuit_at text,
+    circuit_error text,
+    version text,
     PRIMARY KEY (stream, name)
 )
 
@@ -104,12 +107,17 @@ CREATE TABLE {held_key} (
 
 CREATE INDEX {held_due_index} ON {held_key} (stream, shard, next_attempt_at) WHERE next_attempt_at IS NOT NULL
 
+-- consumer is empty for a dead letter of a relay. A relay's dead letter has the seq of its event, and one of a consumer
+-- takes the next number. replay_at and the lease belong to consumers: a relay's replay deletes the row.
 CREATE TABLE {dead_letter} (
     seq integer NOT NULL,
     created_at text NOT NULL,
     occurred_at text,
     available_at text,
     died_at text NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    replay_at text,
+    lease_until text,
+    lease_token integer NOT NULL DEFAULT 0,
     aggregate_version integer,
     id text NOT NULL,
     key_hash integer NOT NULL,
@@ -128,13 +136,17 @@ CREATE TABLE {dead_letter} (
     schema_id text,
     schema_version text,
     headers text,
+    lease_owner text,
     error text NOT NULL,
     errors text,
     payload blob NOT NULL,
-    PRIMARY KEY (id, stream)
+    consumer text NOT NULL DEFAULT '',
+    PRIMARY KEY (id, stream, consumer)
 )
 
-CREATE INDEX {dead_index} ON {dead_letter} (stream, died_at)
+CREATE INDEX {dead_index} ON {dead_letter} (consumer, stream, died_at)
+
+CREATE INDEX {replay_index} ON {dead_letter} (consumer, seq) WHERE replay_at IS NOT NULL
 
 CREATE TABLE {audit} (
     id integer PRIMARY KEY,
@@ -142,7 +154,23 @@ CREATE TABLE {audit} (
     operator text NOT NULL,
     action text NOT NULL,
     stream text NOT NULL,
-    event_id text
+    event_id text,
+    consumer text NOT NULL DEFAULT ''
+)
+
+-- A process of a consumer, with what it tells of itself.
+CREATE TABLE {consumer} (
+    consumer text NOT NULL,
+    name text NOT NULL,
+    seen_at text NOT NULL,
+    seen_until text NOT NULL,
+    source text NOT NULL,
+    lanes integer NOT NULL,
+    paused_lanes integer NOT NULL,
+    held_keys integer NOT NULL,
+    lag_events integer,
+    lag_seconds real,
+    PRIMARY KEY (consumer, name)
 )
 
 CREATE TABLE {inbox} (

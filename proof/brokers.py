@@ -1,0 +1,142 @@
+"""The brokers of a run: their server, the place for the events of the run, and the log from which they are read."""
+
+import asyncio
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import aiormq
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from proof.deliveries import from_kafka, from_pulsar, from_rabbitmq
+from proof.history import Delivery
+from servers import Kafka, Pulsar, RabbitMQ, Server
+from servers.kafka import VERSION as KAFKA_VERSION
+from servers.kafka import ProxyPorts
+from servers.pulsar import VERSION as PULSAR_VERSION
+
+LARGEST_BYTES: Final = 200_000  # of a message that the broker takes
+PROXIES: Final = 4
+_NAME: Final = "proof"
+_PARTITIONS: Final = 4
+
+
+class Broker(ABC):
+    """One broker. Its relays reach it by proxies."""
+
+    name: ClassVar[str]
+    server: Server
+
+    @abstractmethod
+    def version(self) -> str:
+        """Its name and version, for the card."""
+
+    @abstractmethod
+    def proxies(self) -> Sequence[ProxyPorts]:
+        """Where each proxy listens (0: anywhere) and leads to."""
+
+    @abstractmethod
+    def prepare(self) -> dict[str, Any]:
+        """Make the place for the events. Returns what a relay's orders say about it."""
+
+    @abstractmethod
+    def deliveries(self) -> list[Delivery]:
+        """All that was delivered, in the broker's order."""
+
+
+class KafkaBroker(Broker):
+    name = "kafka"
+
+    def __init__(self) -> None:
+        self.server: Kafka = Kafka(proxies=PROXIES)
+
+    def version(self) -> str:
+        return f"Kafka {KAFKA_VERSION}"
+
+    def proxies(self) -> Sequence[ProxyPorts]:
+        return self.server.proxies
+
+    def prepare(self) -> dict[str, Any]:
+        admin = AdminClient({"bootstrap.servers": self.server.bootstrap_servers, "log_level": 2})
+        config = {"max.message.bytes": str(LARGEST_BYTES)}
+        topic = NewTopic(_NAME, num_partitions=_PARTITIONS, replication_factor=1, config=config)
+        admin.create_topics([topic])[_NAME].result(30)
+        return {"kind": self.name, "servers": self.server.bootstrap_servers, "topic": _NAME}
+
+    def deliveries(self) -> list[Delivery]:
+        return from_kafka(self.server.bootstrap_servers, _NAME, _PARTITIONS)
+
+
+class RabbitMQBroker(Broker):
+    """A quorum queue, because a message that it confirmed is on disk."""
+
+    name = "rabbitmq"
+
+    def __init__(self) -> None:
+        self.server: RabbitMQ = RabbitMQ()
+        self._version = ""
+
+    def version(self) -> str:
+        return f"RabbitMQ {self._version}"
+
+    def proxies(self) -> Sequence[ProxyPorts]:
+        return [ProxyPorts(0, self.server.port)] * PROXIES
+
+    def prepare(self) -> dict[str, Any]:
+        asyncio.run(self._prepare())
+        return {
+            "kind": self.name,
+            "servers": f"127.0.0.1:{self.server.port}",
+            "queue": _NAME,
+            "max_bytes": LARGEST_BYTES,
+        }
+
+    async def _prepare(self) -> None:
+        async with aiormq.connect(self.server.url) as connection:
+            self._version = str(connection.server_properties["version"])
+            channel = await connection.channel()
+            await channel.queue_declare(_NAME, durable=True, arguments={"x-queue-type": "quorum"})
+
+    def deliveries(self) -> list[Delivery]:
+        return asyncio.run(from_rabbitmq(self.server.url, _NAME))
+
+
+class PulsarBroker(Broker):
+    """Brokers tell no publisher their limit of a message, so it is the publisher that refuses the larger ones."""
+
+    name = "pulsar"
+
+    def __init__(self) -> None:
+        self.server: Pulsar = Pulsar(proxies=PROXIES)
+
+    def version(self) -> str:
+        return f"Pulsar {PULSAR_VERSION}"
+
+    def proxies(self) -> Sequence[ProxyPorts]:
+        return self.server.proxies
+
+    def prepare(self) -> dict[str, Any]:
+        address = f"{self.server.admin_url}/admin/v2/persistent/public/default/{_NAME}/partitions"
+        request = urllib.request.Request(address, method="PUT", data=str(_PARTITIONS).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=30):
+            servers = f"127.0.0.1:{self.server.port}"
+        return {"kind": self.name, "servers": servers, "topic": _NAME, "max_bytes": LARGEST_BYTES}
+
+    def deliveries(self) -> list[Delivery]:
+        return from_pulsar(self.server.url, _NAME)
+
+
+BROKERS: Final = {each.name: each for each in (KafkaBroker, RabbitMQBroker, PulsarBroker)}
+HANDLERS: Final = "handlers"
+"""In place of a broker: the events go to handlers in the relay."""
+
+
+def broker_of(name: str) -> Broker | None:
+    """The broker of this name; None: handlers."""
+    if name == HANDLERS:
+        return None
+    made: Broker = BROKERS[name]()
+    return made

@@ -1,0 +1,163 @@
+"""``pillarbox doctor``: checks an installation, and says what to do."""
+
+import asyncio
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from pillarbox import __version__, operations
+from pillarbox.cli import output, secrets
+from pillarbox.cli.destinations import destination
+from pillarbox.cli.parser import command
+from pillarbox.cli.session import make_store
+from pillarbox.cli.settings import RELAY, SETTINGS, STORE, STREAM, Given, Settings, add_flags
+from pillarbox.errors import ConfigError, Outage, PillarboxError
+from pillarbox.finding import Finding, State, failed, ok, warning
+from pillarbox.publisher import Publisher
+from pillarbox.urls import publisher_from_url
+
+_SHOWN: Final = ("store", "prefix", "schema")
+_OPEN_SECONDS: Final = 15.0
+_SECRETS: Final = [name for name, setting in SETTINGS.items() if setting.secret]
+_HERE: Final = ("", "localhost", "127.0.0.1", "::1")
+# Schemes that speak over a network, each with the options of its URL that ask for encryption.
+_PLAIN: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
+    "postgresql": {"sslmode": ("require", "verify-ca", "verify-full")},
+    "postgres": {"sslmode": ("require", "verify-ca", "verify-full")},
+    "mysql": {"ssl": ("true",), "ssl_ca": ()},
+    "mariadb": {"ssl": ("true",), "ssl_ca": ()},
+    "mongodb": {"tls": ("true",), "ssl": ("true",)},
+    "kafka": {"security.protocol": ("ssl", "sasl_ssl", "SSL", "SASL_SSL")},
+    "pulsar": {},
+    "amqp": {},
+    "nats": {},
+    "redis": {},
+    "http": {},
+}
+
+
+def add(commands: Any) -> None:
+    """Register the command."""
+    parser = command(commands, "doctor", doctor, "check the outbox, its streams and their destinations")
+    add_flags(parser, (STORE, RELAY, STREAM), lambda setting: setting.name not in (*_SHOWN, "shards"))
+
+
+async def doctor(chosen: Any) -> int:
+    settings = Settings.of(chosen)
+    found = [ok("version", f"pillarbox {__version__}"), *_secrets(settings), *await _store(settings)]
+    for name, options in settings.streams().items():
+        if "to" in options:
+            found += [
+                each._replace(sentence=f"stream {name!r}: {each.sentence}")
+                for each in await _destination(name, options["to"], options.get("headers"))
+            ]
+    found += _encryption(settings)
+    if chosen.json:
+        output.print_json([each._asdict() for each in found])
+    else:
+        _print(found)
+    return 1 if any(each.state is State.FAILED for each in found) else 0
+
+
+def _print(found: Sequence[Finding]) -> None:
+    width = max(len(each.check) for each in found)
+    for each in found:
+        state = each.state.value.ljust(len(State.WARNING))
+        if each.state is not State.OK:
+            state = output.colour(state, bad=each.state is State.FAILED)
+        print(f"{state}  {each.check.ljust(width)}  {output.shown(secrets.masked(each.sentence))}")
+        if each.remedy is not None:
+            print(f"{' ' * (len(State.WARNING) + width + 4)}-> {output.shown(each.remedy)}")
+
+
+def _secrets(settings: Settings) -> list[Finding]:
+    """Passwords that other users of this machine can read."""
+    typed = [
+        given.origin for name in _SECRETS if (given := settings.flags.get(name)) and secrets.has_password(given.value)
+    ]
+    found = [
+        failed("secrets", f"other users can read the password of {flag} in the list of processes", _SAFE)
+        for flag in typed
+    ]
+    of_streams = [table["to"] for table in settings.tables.values() if "to" in table]
+    written: list[Given] = [*(settings.file[name] for name in _SECRETS if name in settings.file), *of_streams]
+    if any(secrets.has_password(str(given.value)) for given in written):
+        mode = Path(settings.path).stat().st_mode
+        if mode & (stat.S_IRGRP | stat.S_IROTH):
+            sentence = f"{settings.path} has passwords, and others than its owner can read it"
+            found.append(failed("secrets", sentence, f"chmod 600 {settings.path}"))
+    return found or [ok("secrets", "no password stands where others can read it")]
+
+
+_SAFE: Final = "give it in the environment, or in a file that only you can read"
+
+
+async def _store(settings: Settings) -> list[Finding]:
+    try:
+        store = make_store(settings)
+    except ConfigError as error:
+        return [failed("store", str(error), "correct the setting")]
+    try:
+        await store.open()
+    except PillarboxError as error:
+        return [failed("store", str(error), "see the sentence; nothing else of the store could be checked")]
+    try:
+        sentence = f"{store.description} answers, version {await store.server_version()}, its schema fits"
+        return [ok("store", sentence), *await operations.examine_store(store)]
+    except PillarboxError as error:
+        return [failed("store", str(error), "see the sentence; not all of the store could be checked")]
+    finally:
+        await store.close()
+
+
+async def _destination(stream: str, to: str, headers: str | None) -> list[Finding]:
+    try:
+        made = destination(stream, to, headers)
+        publisher: Publisher = publisher_from_url(made) if isinstance(made, str) else made
+    except ConfigError as error:
+        return [failed("destination", str(error), "correct the setting")]
+    try:
+        async with asyncio.timeout(_OPEN_SECONDS):
+            await publisher.open()
+        return [ok("destination", f"{publisher.description} can be reached"), *await publisher.examine()]
+    except ConfigError as error:
+        return [failed("destination", str(error), "correct the setting")]
+    except (Outage, TimeoutError) as error:
+        said = str(error) or f"{publisher.description} does not answer within {_OPEN_SECONDS:.0f} s"
+        return [failed("destination", said, "start it, or correct its address")]
+    finally:
+        await publisher.close()
+
+
+def _encryption(settings: Settings) -> list[Finding]:
+    given = settings.given("store")
+    urls = [("the store", str(given.value))] if given is not None else []
+    urls += [(f"stream {name!r}", options["to"]) for name, options in settings.streams().items() if "to" in options]
+    plain = [what for what, url in urls if _is_plain(url)]
+    if not plain:
+        return [ok("encryption", "no connection beyond this machine is in plain text")]
+    remedy = "ask for TLS in the URL: sslmode=verify-full, ssl_ca=FILE, tls=true, security.protocol=ssl"
+    return [
+        warning("encryption", f"{what}: the connection leaves this machine in plain text", remedy) for what in plain
+    ]
+
+
+def _is_plain(url: str) -> bool:
+    parts = urlsplit(url)
+    if parts.scheme not in _PLAIN:
+        return False
+    hosts = [_host(each) for each in parts.netloc.rpartition("@")[2].split(",")]
+    if all(host in _HERE for host in hosts):
+        return False
+    wanted = _PLAIN[parts.scheme]
+    return not any(
+        name in wanted and (not wanted[name] or value in wanted[name]) for name, value in parse_qsl(parts.query)
+    )
+
+
+def _host(place: str) -> str:
+    if place.startswith("["):
+        return place[1:].partition("]")[0]
+    return place.partition(":")[0]

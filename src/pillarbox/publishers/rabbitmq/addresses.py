@@ -1,0 +1,120 @@
+"""What the server said about exchanges and queues: whether they are there, and the largest body that it takes."""
+
+import time
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+from pillarbox.amqp import AmqpConnection, is_name
+from pillarbox.publisher import Outcome, outage, retry
+from pillarbox.publishers._link import Link
+
+REFRESH_SECONDS: Final = 300.0
+# The wait of an event whose address is missing: as long as it has been missing, within these bounds.
+WAIT_SECONDS: Final = (1.0, 30.0)
+MOST_NAMES: Final = 10_000
+
+NO_TOPIC: Final = (
+    "the event has no topic, and exchange='*' gives it none; give events a topic, or the publisher a default exchange"
+)
+
+
+class _Problem(NamedTuple):
+    reason: str
+    since: float
+
+
+class Addresses:
+    """Shared by all connections of a publisher. An address is an event's ``topic``; empty: the default."""
+
+    def __init__(self, exchange: str, queue: str, max_bytes: int, waiting: Link) -> None:
+        self.exchange = exchange
+        self.queue = queue
+        self.max_bytes = max_bytes
+        self._waiting = waiting
+        self._fresh_until: dict[str, float] = {}
+        self._problems: dict[str, _Problem] = {}
+
+    async def look_up(self, link: AmqpConnection, topics: Collection[str]) -> None:
+        """Ask the server about those that were not asked about lately."""
+        now = time.monotonic()
+        for topic in topics:
+            if self._fresh_until.get(topic, 0.0) > now:
+                continue
+            exchange = topic or self.exchange
+            # Events without an address wait, and those with an impossible one are rejected.
+            if not is_name(exchange) or not (exchange or self.queue):
+                continue
+            reason = await link.missing(exchange=exchange, queue=self.queue)
+            if reason is None:
+                self._problems.pop(topic, None)
+                self._remember(topic, REFRESH_SECONDS)
+            else:
+                self.refused(topic, reason)
+
+    def refused(self, topic: str, reason: str) -> None:
+        """Messages for this address are refused: it is asked about again after a wait."""
+        now = time.monotonic()
+        before = self._problems.get(topic)
+        since = now if before is None else before.since
+        self._problems[topic] = _Problem(reason, since)
+        self._remember(topic, self._wait_seconds(now - since))
+
+    def forget(self, topic: str) -> None:
+        """Ask again at the next use."""
+        self._fresh_until.pop(topic, None)
+
+    def accepted(self, topic: str) -> None:
+        """A message for this address was confirmed."""
+        if self._problems:
+            self._problems.pop(topic, None)
+
+    def problem(self, topic: str) -> Outcome | None:
+        """The outcome of an event for this address; None: it can be sent."""
+        if not topic and not self.exchange and not self.queue:
+            self._waiting.waits("", NO_TOPIC)
+            return retry(NO_TOPIC, charged=False, after_seconds=WAIT_SECONDS[1])
+        problem = self._problems.get(topic)
+        # When the time is up, one more message tells whether a permission was given.
+        if problem is None or self._fresh_until.get(topic, 0.0) <= time.monotonic():
+            return None
+        return self._outcome(topic, problem)
+
+    def outcome(self, topic: str) -> Outcome:
+        """The outcome of an event that was refused for this address just now."""
+        return self._outcome(topic, self._problems[topic])
+
+    def unroutable(self, topic: str, routing_key: str) -> Outcome:
+        """The outcome of an event that no queue took."""
+        if not topic and self.queue:
+            self.forget("")
+            return outage(f"queue {self.queue!r} on {self._waiting.description} does not exist; create it")
+        exchange = topic or self.exchange
+        sentence = (
+            f"exchange {exchange!r} on {self._waiting.description} has no queue for routing key {routing_key!r}; "
+            "bind a queue"
+        )
+        self._waiting.waits(f"{exchange} {routing_key}", sentence)
+        # Someone can bind a queue, so the event is not to blame. If nothing has a queue, the exchange is.
+        return retry(sentence, charged=False, after_seconds=WAIT_SECONDS[0], ambiguous=True)
+
+    def _outcome(self, topic: str, problem: _Problem) -> Outcome:
+        name = f"exchange {topic or self.exchange!r}" if topic or self.exchange else f"queue {self.queue!r}"
+        sentence = (
+            f"{name} on {self._waiting.description} cannot be used: {problem.reason}; create it, or give this user "
+            "permission to write"
+        )
+        # Without the default address nothing goes on.
+        if not topic:
+            return outage(sentence)
+        self._waiting.waits(topic, sentence)
+        return retry(sentence, charged=False, after_seconds=self._wait_seconds(time.monotonic() - problem.since))
+
+    def _wait_seconds(self, missing_seconds: float) -> float:
+        shortest, longest = WAIT_SECONDS
+        return min(longest, max(shortest, missing_seconds))
+
+    def _remember(self, topic: str, seconds: float) -> None:
+        if len(self._fresh_until) >= MOST_NAMES:  # names come from events, so there can be any number of them
+            self._fresh_until.clear()
+            self._problems.clear()
+        self._fresh_until[topic] = time.monotonic() + seconds

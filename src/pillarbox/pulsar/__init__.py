@@ -1,0 +1,1 @@
+"""What the publisher and the source for Pulsar share: settings and the client."""

@@ -1,0 +1,193 @@
+"""``pillarbox doctor`` on set-ups that are broken on purpose, each with its remedy, and on one that is well."""
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import admin
+
+from pillarbox.conformance.probes import probe_of
+from pillarbox.stores.postgres import PostgresStore
+from servers import Kafka, MariaDB, Mongo, MongoStandalone, MySQL, Postgres
+from tests.integration.commands import Command, Ended
+
+pytestmark = pytest.mark.timeout(120)
+
+_numbers = itertools.count(1)
+
+
+def found(ended: Ended, state: str) -> dict[str, Any]:
+    """The findings of this state by their check."""
+    return {each["check"]: each for each in json.loads(ended.out) if each["state"] == state}
+
+
+def doctor(command: Command, *words: str, **how: Any) -> Ended:
+    return command("doctor", "--json", *words, **how)
+
+
+def on(folder: Path, url: str) -> Command:
+    command = Command(folder, url, f"doctor_{os.getpid()}_{next(_numbers)}")
+    assert command("init").code == 0
+    return command
+
+
+def test_an_outbox_that_is_well(on_sqlite: Command) -> None:
+    told = doctor(on_sqlite, "--to", "stdout:")
+    assert told.code == 0
+    assert not found(told, "failed")
+    assert not found(told, "warning")
+    assert {"version", "store", "clock", "rights", "destination", "secrets", "encryption"} <= set(found(told, "ok"))
+    shown = on_sqlite("doctor", "--to", "stdout:")
+    assert shown.code == 0
+    assert shown.out.startswith("ok       version      pillarbox ")
+
+
+@pytest.mark.parametrize("name", ["postgres", "mysql", "mariadb", "mongo"])
+def test_servers_that_are_well(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    server: Postgres | MySQL | MariaDB | Mongo = request.getfixturevalue(name)
+    url = server.url if name != "mongo" else f"{server.url.partition('/?')[0].rstrip('/')}/doctor"
+    told = doctor(on(tmp_path, url))
+    well = found(told, "ok")
+    wanted = {"store", "clock", "rights"} | ({"replica_set"} if name == "mongo" else {"connections"})
+    # The servers of the tests flush nothing.
+    assert not set(found(told, "failed")) - {"durability"}, told.out
+    assert wanted <= set(well), told.out
+
+
+def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+    told = doctor(Command(tmp_path, "postgresql://nobody@127.0.0.1:1/none"))
+    assert told.code == 1
+    assert "cannot be used now" in found(told, "failed")["store"]["sentence"]
+
+
+def test_an_outbox_that_nobody_made(tmp_path: Path) -> None:
+    told = doctor(Command(tmp_path, f"sqlite:///{tmp_path}/none.db"))
+    assert told.code == 1
+    assert "pillarbox init" in found(told, "failed")["store"]["sentence"]
+
+
+def test_a_user_without_rights_and_with_limits(postgres: Postgres, tmp_path: Path) -> None:
+    owner = on(tmp_path, postgres.url)
+    prefix = owner.variables["PILLARBOX_PREFIX"]
+    role = f"{prefix}_relay"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN")
+        connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+        connection.execute(f"GRANT INSERT, UPDATE, DELETE ON {prefix}_event TO {role}")
+        connection.execute(f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '2s'")
+        try:
+            parts = postgres.url.partition("://")[2].rpartition("@")[2]
+            told = doctor(Command(tmp_path, f"postgresql://{role}@{parts}", prefix))
+        finally:
+            connection.execute(f"DROP OWNED BY {role}")
+            connection.execute(f"DROP ROLE {role}")
+    assert told.code == 1
+    rights = found(told, "failed")["rights"]
+    assert f"INSERT, UPDATE, DELETE on {prefix}_lease" in rights["sentence"]
+    assert f"{prefix}_event" not in rights["sentence"]
+    assert rights["remedy"] == "grant it to the user of the relay"
+    limit = found(told, "warning")["idle_in_transaction_session_timeout"]
+    assert "is 2 s, less than a lease" in limit["sentence"]
+
+
+def test_a_broken_index(postgres: Postgres, tmp_path: Path) -> None:
+    command = on(tmp_path, postgres.url)
+    prefix = command.variables["PILLARBOX_PREFIX"]
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE pg_index SET indisvalid = false WHERE indexrelid IN (SELECT indexrelid FROM pg_index "
+            f"WHERE indrelid = '{prefix}_dead_letter'::regclass AND NOT indisprimary)"
+        )
+    told = doctor(command)
+    assert told.code == 1
+    assert "REINDEX INDEX CONCURRENTLY" in found(told, "failed")["indexes"]["remedy"]
+
+
+def test_a_server_that_stands_alone(mongo_standalone: MongoStandalone, tmp_path: Path) -> None:
+    url = f"{mongo_standalone.url.partition('/?')[0].rstrip('/')}/doctor"
+    told = doctor(on(tmp_path, url))
+    assert told.code == 0
+    assert found(told, "warning")["replica_set"]["remedy"] == "make it a replica set, even of one node"
+
+
+def test_a_topic_that_is_missing_and_one_with_a_single_copy(kafka: Kafka, on_sqlite: Command) -> None:
+    made: Any = admin  # its types leave out what it exports
+    name = f"doctor-{os.getpid()}-{next(_numbers)}"
+    told = doctor(on_sqlite, "--to", f"kafka://{kafka.bootstrap_servers}?topic={name}")
+    assert told.code == 1
+    assert f"topic '{name}' does not exist" in found(told, "failed")["address"]["sentence"]
+    client = made.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    client.create_topics([made.NewTopic(name, 1, 1)])[name].result()
+    told = doctor(on_sqlite, "--to", f"kafka://{kafka.bootstrap_servers}?topic={name}")
+    assert told.code == 1
+    assert set(found(told, "ok")) >= {"address", "limits"}
+    durability = found(told, "failed")["durability"]
+    assert "has 1 replicas" in durability["sentence"]
+    assert durability["remedy"] == "give it 3 replicas and min.insync.replicas=2"
+
+
+def test_a_broker_that_is_away(on_sqlite: Command) -> None:
+    told = doctor(on_sqlite, "--to", "kafka://127.0.0.1:1?topic=orders&connect_timeout=500ms")
+    assert told.code == 1
+    assert "cannot be reached" in found(told, "failed")["destination"]["sentence"]
+
+
+def test_a_wrong_destination(on_sqlite: Command) -> None:
+    told = doctor(on_sqlite, "--to", "kafka://127.0.0.1:1")
+    assert told.code == 1
+    assert "no Kafka topic is given" in found(told, "failed")["destination"]["sentence"]
+
+
+def test_passwords_that_others_can_read(tmp_path: Path) -> None:
+    command = Command(tmp_path, "")
+    del command.variables["PILLARBOX_STORE"]
+    file = tmp_path / "pillarbox.toml"
+    file.write_text('store = "postgresql://relay:hidden@127.0.0.1:1/shop"\n')
+    file.chmod(0o644)
+    told = doctor(command)
+    assert "others than its owner can read it" in found(told, "failed")["secrets"]["sentence"]
+    assert found(told, "failed")["secrets"]["remedy"] == "chmod 600 pillarbox.toml"
+    file.chmod(0o600)
+    assert "secrets" in found(doctor(command), "ok")
+    typed = doctor(command, "--store", "postgresql://relay:hidden@127.0.0.1:1/shop")
+    assert "the password of --store" in found(typed, "failed")["secrets"]["sentence"]
+    assert "hidden" not in typed.out + typed.err
+
+
+def test_connections_in_plain_text(on_sqlite: Command) -> None:
+    # The address is one of documentation: nothing answers there.
+    away = "kafka://192.0.2.1:9092?topic=orders&connect_timeout=50ms"
+    assert "stream 'default'" in found(doctor(on_sqlite, "--to", away), "warning")["encryption"]["sentence"]
+    told = doctor(on_sqlite, "--to", f"{away}&security.protocol=ssl")
+    assert "encryption" in found(told, "ok")
+
+
+def test_streams_in_trouble(pillarbox: Command) -> None:
+    assert pillarbox("events", "add", "order.created", "{}").code == 0
+    assert pillarbox("streams", "pause", "mail", "--force").code == 0
+    told = doctor(pillarbox)
+    assert told.code == 1
+    unserved = found(told, "failed")["stream_unserved"]
+    assert unserved["remedy"] == "start a relay for it: pillarbox relay --stream default"
+    assert found(told, "warning")["stream_paused"]["remedy"] == "pillarbox streams resume mail"
+    shown = pillarbox("doctor")
+    assert "-> pillarbox streams resume mail" in shown.out
+
+
+@pytest.mark.asyncio
+async def test_relays_of_several_versions(postgres: Postgres, tmp_path: Path) -> None:
+    command = on(tmp_path, postgres.url)
+    prefix = command.variables["PILLARBOX_PREFIX"]
+    store = PostgresStore(postgres.url, prefix=prefix)
+    await store.open()
+    await store.join("mail", "ann", 60, "no broker")
+    await store.join("mail", "bob", 60)
+    await probe_of(store).execute("UPDATE {worker} SET version = '9.9' WHERE name = 'bob'")
+    await store.close()
+    told = doctor(command)
+    assert "9.9" in found(told, "warning")["versions"]["sentence"]
+    assert "no broker" in found(told, "failed")["stream_circuit"]["sentence"]

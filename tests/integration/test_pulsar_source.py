@@ -1,0 +1,110 @@
+import asyncio
+from typing import Any
+
+import pulsar as client_library
+import pytest
+
+from pillarbox.conformance.source import Reader
+from pillarbox.errors import ConfigError, Outage
+from pillarbox.source import Order
+from pillarbox.sources.pulsar import PulsarSource
+from pillarbox.urls import source_from_url
+from servers import Pulsar
+from tests.pulsar_cluster import Cluster
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture
+def cluster(pulsar: Pulsar) -> Cluster:
+    return Cluster(pulsar)
+
+
+async def send(cluster: Cluster, topic: str, messages: list[tuple[str, bytes]], **producer: Any) -> None:
+    """Send keys and bodies in order."""
+
+    def work() -> None:
+        client = cluster.client()
+        made = client.create_producer(topic, **producer)
+        for key, body in messages:
+            made.send_async(body, lambda _result, _id: None, None, key)
+        made.flush()
+        client.close()
+
+    await asyncio.to_thread(work)
+
+
+async def opened(cluster: Cluster, topic: str) -> Reader:
+    reader = Reader(PulsarSource(servers=cluster.servers, topic=topic, connect_timeout="20s"), 60.0)
+    await reader.source.open("cards", reader)
+    return reader
+
+
+async def test_a_url_makes_a_source() -> None:
+    source = source_from_url("pulsar://host/acme/shop?topic=orders")
+    assert source.description == "pulsar host:6650 orders"
+    assert source.features.order is Order.KEY
+    assert not source.features.lag
+    assert await source.lag() == {}
+
+
+async def test_two_sources_share_keys_and_keep_their_order(cluster: Cluster) -> None:
+    # Given two consumers of one name
+    topic = cluster.topic()
+    first, second = await opened(cluster, topic), await opened(cluster, topic)
+    sent = [(f"k{n % 20}", b"k%d %d" % (n % 20, n)) for n in range(200)]
+    # When batches with one key each are sent
+    kinds = {"batching_enabled": True, "batching_type": client_library.BatchingType.KeyBased}
+    await send(cluster, topic, sent, **kinds)
+    async with asyncio.timeout(60):
+        while len(first.messages) + len(second.messages) < 200:
+            await asyncio.gather(first.receive(), second.receive())
+    # Then each key came to one of them, in order, and both had some
+    keys = [{message.key for message in reader.messages} for reader in (first, second)]
+    assert keys[0]
+    assert keys[1]
+    assert not keys[0] & keys[1]
+    for reader in (first, second):
+        for key in {message.key for message in reader.messages}:
+            numbers = [int(message.body.split()[1]) for message in reader.messages if message.key == key]
+            assert numbers == sorted(numbers)
+    # And what an ended one had not settled comes to the other, in order
+    lost = sorted((message.body for message in first.messages), key=lambda body: int(body.split()[1]))
+    second.settle(second.messages)
+    await first.source.close()
+    again = [message.body for message in await second.read(len(lost))]
+    assert sorted(again, key=lambda body: int(body.split()[1])) == lost
+    await second.source.close()
+
+
+async def test_a_part_of_a_batch_can_be_settled(cluster: Cluster) -> None:
+    topic = cluster.topic()
+    await send(cluster, topic, [("k", b"%d" % n) for n in range(10)], batching_enabled=True)
+    first = await opened(cluster, topic)
+    messages = await first.read(10)
+    first.settle(messages[:4])
+    await first.source.close()
+    second = await opened(cluster, topic)
+    assert [message.body for message in await second.read(6)] == [b"%d" % n for n in range(4, 10)]
+    await second.source.close()
+
+
+async def test_a_missing_topic_is_an_outage_that_says_so(cluster: Cluster) -> None:
+    topic = f"{cluster.namespace()}/nowhere"
+    source = PulsarSource(servers=cluster.servers, topic=topic, connect_timeout="5s")
+    with pytest.raises(Outage, match=r"cannot be read \(TopicNotFound\); create the topic, or its namespace"):
+        await source.open("cards", Reader(source, 1.0))
+    await source.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("pulsar://h", "no Pulsar topic is given"),
+        ("pulsar://h?topic=t&start=now", "start='now' is unknown"),
+        ("pulsar://h?topic=t&batching=key", "unknown option 'batching' in the Pulsar URL"),
+    ],
+)
+async def test_a_wrong_url_names_what_is_wrong(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PulsarSource.from_url(url)
