@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import admin as confluent_admin
 
 from pillarbox.batch import Batch
@@ -59,8 +59,16 @@ class Cluster:
             if replicas
             else kafka_admin.NewTopic(name, partitions, 1, config=settings)
         )
-        self._admin.create_topics([new])[name].result()
-        return name
+        while True:
+            try:
+                self._admin.create_topics([new])[name].result()
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError._DESTROY_BROKER:
+                    continue  # the client asked a broker that another test has killed
+                if code != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+            return name
 
     def delete(self, *topics: str) -> None:
         for answer in self._admin.delete_topics(list(topics)).values():
