@@ -1,6 +1,7 @@
 """The brokers of a run: their server, the place for the events of the run, and the log from which they are read."""
 
 import asyncio
+import json
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -118,12 +119,19 @@ class PulsarBroker(Broker):
         return self.server.proxies
 
     def prepare(self) -> dict[str, Any]:
-        address = f"{self.server.admin_url}/admin/v2/persistent/public/default/{_NAME}/partitions"
-        request = urllib.request.Request(address, method="PUT", data=str(_PARTITIONS).encode())
-        request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=30):
-            servers = f"127.0.0.1:{self.server.port}"
+        # Pulsar deletes what no subscription waits for, at the latest when it is restarted.
+        self._set(
+            "POST", "namespaces/public/default/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+        )
+        self._set("PUT", f"persistent/public/default/{_NAME}/partitions", _PARTITIONS)
+        servers = f"127.0.0.1:{self.server.port}"
         return {"kind": self.name, "servers": servers, "topic": _NAME, "max_bytes": LARGEST_BYTES}
+
+    def _set(self, method: str, path: str, value: object) -> None:
+        address = f"{self.server.admin_url}/admin/v2/{path}"
+        request = urllib.request.Request(address, method=method, data=json.dumps(value).encode())
+        request.add_header("Content-Type", "application/json")
+        urllib.request.urlopen(request, timeout=30).close()
 
     def deliveries(self) -> list[Delivery]:
         return from_pulsar(self.server.url, _NAME)
