@@ -72,7 +72,7 @@ async def test_dead_letters_of_a_consumer_are_replayed_and_discarded(pillarbox: 
 
 @pytest.mark.asyncio
 async def test_the_status_of_consumers(pillarbox: Command, store: Store) -> None:
-    assert pillarbox("consumers").out.startswith("no consumer has used ")
+    assert pillarbox("consumers").out.startswith("no consumer runs with ")
     assert pillarbox("consumers", "--json").json == []
     await bury(store, 2, "mail")
     await store.report("cards", "ann", ConsumerReport("kafka orders", 6, 1, 3, 1500, 2.25), 60)

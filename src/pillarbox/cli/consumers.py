@@ -36,7 +36,7 @@ async def consumers(chosen: Any) -> int:
     elif rows:
         print_consumers(rows)
     else:
-        print(f"no consumer has used {where} yet")
+        print(f"no consumer runs with {where} as its store, and none has dead letters there")
     return 0
 
 
