@@ -14,7 +14,8 @@ from pillarbox.sources.kafka.settings import OPTIONS, Start, check_start, client
 from pillarbox.threads import Thread, finished
 
 try:
-    from pillarbox.sources.kafka.reader import Reader, Subscription
+    from pillarbox.sources.kafka.reader import Reader
+    from pillarbox.sources.kafka.subscription import Subscription
 except ModuleNotFoundError as error:
     if error.name is None or not error.name.startswith("confluent_kafka"):
         raise

@@ -3,16 +3,16 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from pillarbox.errors import ConfigError, Outage
 from pillarbox.kafka.errors import config_error
 from pillarbox.source import Lane, Lanes, Message
+from pillarbox.sources.kafka.partition import Partition, message_of
+from pillarbox.sources.kafka.subscription import AWAY, COMING, MOVING, Subscription
 
 logger = logging.getLogger("pillarbox.sources.kafka")
 
@@ -26,52 +26,6 @@ _ASK_SECONDS: Final = 5.0
 _PROBE_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 0.1
 
-# A new cluster, or one that has lost a broker, is not ready for the group yet.
-_COMING: Final = frozenset({
-    KafkaError.LEADER_NOT_AVAILABLE, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.NOT_COORDINATOR, KafkaError._WAIT_COORD,
-})  # fmt: skip
-_AWAY: Final = _COMING | {
-    KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE,
-    KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.REQUEST_TIMED_OUT,
-}  # fmt: skip
-# The group is about to share its partitions anew: whoever gets them reads from the last commit.
-_MOVING: Final = frozenset({
-    KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError.STALE_MEMBER_EPOCH, KafkaError.FENCED_MEMBER_EPOCH, KafkaError._ASSIGNMENT_LOST,
-})  # fmt: skip
-
-
-class Subscription(NamedTuple):
-    """What a source reads, and where a new group begins."""
-
-    config: Mapping[str, Any]
-    topics: Sequence[str]
-    group: str
-    start: str
-    description: str
-
-
-@dataclass(eq=False, slots=True)
-class _Partition:
-    """One assignment of a partition. Offsets are those of the next message, as Kafka counts them."""
-
-    lane: Lane
-    topic: str
-    number: int
-    settled: int | None  # None: nothing was ever committed
-    committed: int | None
-    is_paused: bool = False  # as the consumer was told
-    wants_pause: bool = False
-
-    @property
-    def is_settled(self) -> bool:
-        return self.settled is not None and self.settled != self.committed
-
-    def at(self, offset: int | None = None) -> TopicPartition:
-        place = (self.topic, self.number)
-        return TopicPartition(*place) if offset is None else TopicPartition(*place, offset)
-
 
 class Reader:
     """All but ``settle`` and ``pause`` is called in one thread; those are called on the event loop."""
@@ -80,8 +34,8 @@ class Reader:
         self._what = what
         self._lanes = lanes
         self._loop = loop
-        self._partitions: dict[tuple[str, int], _Partition] = {}
-        self._by_lane: dict[Lane, _Partition] = {}
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._by_lane: dict[Lane, Partition] = {}
         self._commit_at = 0.0
         self._down: str | None = None
         self._problem: Exception | None = None
@@ -117,8 +71,8 @@ class Reader:
                 if (told := self._consumer.poll(0)) is not None:
                     self._note_in_place(told)
                 self._raise_problem()
-                if error.code() not in _COMING or time.monotonic() >= until:
-                    raise self._explain(error, topic)
+                if error.code() not in COMING or time.monotonic() >= until:
+                    raise self._explained(error, topic)
                 time.sleep(_AGAIN_SECONDS)
         self._consumer.subscribe(
             list(self._what.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -142,11 +96,11 @@ class Reader:
         others = self._consumer.consume(limit - 1, 0) if limit > 1 else []
         messages = []
         if lane_of_first is not None and lane_of_first is self._lane_of(first):
-            messages.append(_message(first, lane_of_first))
+            messages.append(message_of(first, lane_of_first))
         for raw in others:
             lane = self._lane_of(raw)
             if lane is not None:
-                messages.append(_message(raw, lane))
+                messages.append(message_of(raw, lane))
         if not messages:
             self._raise_problem()
         return messages
@@ -210,7 +164,7 @@ class Reader:
         for place, committed in starts:
             key = (place.topic, place.partition)
             known = place.offset if place.offset >= 0 else None
-            partition = _Partition(Lane(f"{key[0]}/{key[1]}"), *key, settled=known, committed=committed)
+            partition = Partition(Lane(f"{key[0]}/{key[1]}"), *key, settled=known, committed=committed)
             self._partitions[key] = self._by_lane[partition.lane] = partition
             lanes.append(partition.lane)
         # Before the first message of these lanes.
@@ -230,12 +184,12 @@ class Reader:
                     )
                 ]
             except KafkaException as error:
-                explained = self._explain(error.args[0], given[0].topic)
+                explained = self._explained(error.args[0], given[0].topic)
                 if isinstance(explained, ConfigError):
                     self._problem = explained
                     return []
                 time.sleep(_AGAIN_SECONDS)
-                if error.args[0].code() in _COMING:
+                if error.args[0].code() in COMING:
                     continue
                 logger.warning(
                     "%s does not tell the offsets of group %r (%s); asking again",
@@ -292,11 +246,11 @@ class Reader:
             )
             self._lanes.lost(lanes)
 
-    def _leaving(self, taken: Sequence[Any]) -> list[_Partition]:
+    def _leaving(self, taken: Sequence[Any]) -> list[Partition]:
         keys = [(each.topic, each.partition) for each in taken]
         return [self._partitions[key] for key in keys if key in self._partitions]
 
-    def _forget(self, partitions: Sequence[_Partition]) -> None:
+    def _forget(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             del self._partitions[partition.topic, partition.number]
             del self._by_lane[partition.lane]
@@ -323,7 +277,7 @@ class Reader:
         for each in offsets:
             if (partition := self._partitions.get((each.topic, each.partition))) is not None:
                 partition.committed = None
-        if error.code() in _MOVING:
+        if error.code() in MOVING:
             logger.debug("%s did not take offsets during a rebalance: %s", self._what.description, error.str())
             return
         logger.warning(
@@ -336,13 +290,10 @@ class Reader:
 
     def _note(self, error: Any) -> None:
         """An error of the client as a whole."""
-        if error.code() in _AWAY and (self._down is None or error.code() == KafkaError._AUTHENTICATION):
+        if error.code() in AWAY and (self._down is None or error.code() == KafkaError._AUTHENTICATION):
             self._down = error.str()
         if error.code() == KafkaError._FATAL:
-            self._problem = ConfigError(
-                f"{self._what.description} has shut this consumer of group {self._what.group!r} out: {error.str()}; "
-                "give each process a group.instance.id of its own, or none"
-            )
+            self._problem = self._what.shut_out(error)
 
     def _note_in_place(self, raw: Any) -> None:
         """An error that came in place of a message."""
@@ -350,13 +301,15 @@ class Reader:
         partition = self._partitions.get((raw.topic(), raw.partition()))
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             if partition is not None:
-                self._loop.call_soon_threadsafe(self._lanes.failed, partition.lane, self._gone(partition, raw.offset()))
+                self._loop.call_soon_threadsafe(
+                    self._lanes.failed, partition.lane, self._what.gone(partition, raw.offset())
+                )
             return
-        explained = self._explain(error, raw.topic() or ", ".join(self._what.topics))
+        explained = self._explained(error, raw.topic() or ", ".join(self._what.topics))
         if isinstance(explained, ConfigError):
             self._problem = explained
             return
-        if error.code() in _AWAY:
+        if error.code() in AWAY:
             self._note(error)
             return
         logger.warning(
@@ -366,59 +319,17 @@ class Reader:
             extra={"action": "kafka_error", "source": self._what.description},
         )
 
-    def _gone(self, partition: _Partition, offset: int) -> str:
-        reset = (
-            f"kafka-consumer-groups.sh --bootstrap-server {self._what.config['bootstrap.servers']} "
-            f"--group {self._what.group} --topic {partition.topic}:{partition.number} --reset-offsets --to-earliest "
-            "--execute"
-        )
-        where = f"offset {offset}" if offset >= 0 else "the offset that is wanted"
-        return (
-            f"partition {partition.number} of topic {partition.topic!r} does not have {where}: its retention has "
-            f"deleted it, or the topic was made anew. To go on with what is there, stop the consumers of the group and "
-            f"run: {reset}"
-        )
-
-    def _explain(self, error: Any, topic: str) -> ConfigError | Outage:
-        where = self._what.description
-        match error.code():
-            case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC | KafkaError._UNKNOWN_PARTITION:
-                return ConfigError(f"topic {topic!r} does not exist on {where}; create it, or correct topic=")
-            case KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                return ConfigError(f"topic {topic!r} on {where} may not be read; allow this client to read it")
-            case KafkaError.GROUP_AUTHORIZATION_FAILED:
-                return ConfigError(
-                    f"group {self._what.group!r} on {where} may not be used; allow this client to read the group"
-                )
-            case KafkaError.UNSUPPORTED_VERSION | KafkaError._UNSUPPORTED_FEATURE:
-                return ConfigError(f"{where} does not support what a setting wants: {error.str()}")
-        reason = self._down or error.str()
-        return Outage(f"{where} cannot be reached: {reason}; trying again")
+    def _explained(self, error: Any, topic: str) -> ConfigError | Outage:
+        return self._what.explain(error, topic, self._down)
 
     def _probe(self) -> None:
         """After an error of all brokers: raises Outage while none answers."""
         try:
             self._consumer.list_topics(self._what.topics[0], timeout=_PROBE_SECONDS)
         except KafkaException as error:
-            raise self._explain(error.args[0], self._what.topics[0]) from error
+            raise self._explained(error.args[0], self._what.topics[0]) from error
         self._down = None
 
     def _raise_problem(self) -> None:
         if self._problem is not None:
             raise self._problem
-
-
-def _message(raw: Any, lane: Lane) -> Message:
-    kind, milliseconds = raw.timestamp()
-    offset = raw.offset()
-    return Message(
-        lane,
-        offset,
-        raw.topic(),
-        raw.key(),
-        raw.value() or b"",
-        # Debezium writes headers without a value for columns that are NULL.
-        [header for header in raw.headers() or () if header[1] is not None],
-        written_at=datetime.fromtimestamp(milliseconds / 1000, UTC) if kind else None,
-        place=f"{lane.name}/{offset}",
-    )

@@ -1,0 +1,46 @@
+"""A partition that a reader has, and a message of it."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from confluent_kafka import TopicPartition
+
+from pillarbox.source import Lane, Message
+
+
+@dataclass(eq=False, slots=True)
+class Partition:
+    """One assignment of a partition. Offsets are those of the next message, as Kafka counts them."""
+
+    lane: Lane
+    topic: str
+    number: int
+    settled: int | None  # None: nothing was ever committed
+    committed: int | None
+    is_paused: bool = False  # as the consumer was told
+    wants_pause: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        return self.settled is not None and self.settled != self.committed
+
+    def at(self, offset: int | None = None) -> TopicPartition:
+        place = (self.topic, self.number)
+        return TopicPartition(*place) if offset is None else TopicPartition(*place, offset)
+
+
+def message_of(raw: Any, lane: Lane) -> Message:
+    kind, milliseconds = raw.timestamp()
+    offset = raw.offset()
+    return Message(
+        lane,
+        offset,
+        raw.topic(),
+        raw.key(),
+        raw.value() or b"",
+        # Debezium writes headers without a value for columns that are NULL.
+        [header for header in raw.headers() or () if header[1] is not None],
+        written_at=datetime.fromtimestamp(milliseconds / 1000, UTC) if kind else None,
+        place=f"{lane.name}/{offset}",
+    )
