@@ -28,6 +28,7 @@ def card(report: Report) -> dict[str, Any]:
         "dead": len(history.letters),
         "kills": kills,
         "faults": dict(sorted(faults.items())),
+        "assignments": run.assignments,
         "skipped": report.count("I1", SKIPPED),
         "effects_other_than_one": effects,
         "reordered_keys": len({who for each in report.findings if each.invariant == "I5" for who in each.subjects}),
@@ -57,7 +58,8 @@ def text(card: dict[str, Any]) -> str:
         ("versions", f"{versions}; commit {card['versions'].get('commit', 'unknown')}"),
         ("consumers", f"{card['consumers']} on {card['partitions']} partitions"),
         ("events", f"{card['events']} in {card['messages']} messages, {card['effects']} effects, {card['dead']} dead"),
-        ("faults", ", ".join(f"{count} {kind}" for kind, count in card["faults"].items()) or "none"),
+        ("faults", ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in card["faults"].items()) or "none"),
+        ("rebalances", f"consumers got partitions {card['assignments']} times"),
         *((name.replace("_", " "), str(card[name])) for name in _ZEROES),
         ("all committed", "never" if after is None else f"{after:.1f} s after the last fault"),
     ]

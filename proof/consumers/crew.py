@@ -17,7 +17,7 @@ from proof.consumers.databases import CONSUMER
 from proof.consumers.worker import Orders, run
 
 _JOINED_SECONDS: Final = 1.0
-_PATIENCE_SECONDS: Final = 4.0
+_PATIENCE_SECONDS: Final = 3.0
 # Consumers are forked from a process that has imported everything: a storm of kills would else be one of imports.
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["proof.consumers.worker", "sqlalchemy.ext.asyncio", "asyncpg", "pymongo"])
@@ -94,6 +94,10 @@ class Crew:
         wanted = (0, -signal.SIGKILL, -signal.SIGTERM)
         ended = [(member.name, member.process.exitcode) for member in self.members if not member.is_alive]
         return [f"{name} ({code})" for name, code in ended if code not in wanted]
+
+    def assignments(self) -> int:
+        """How often a consumer got partitions."""
+        return sum(member.log.read_bytes().count(_ASSIGNED) for member in self.members)
 
     def close(self) -> None:
         for member in self.alive:

@@ -70,6 +70,9 @@ class Database(ABC):
 
         return self.ask(act)
 
+    def close(self) -> None:
+        self.server.close()
+
     @abstractmethod
     def _make(self) -> None:
         """Make the table of effects."""
@@ -136,6 +139,10 @@ class MongoDatabase(Database):
 
     def _make(self) -> None:
         self._database.create_collection("proof_effect")
+
+    def close(self) -> None:
+        self._client.close()
+        super().close()
 
     def cut_sessions(self) -> None:
         self._client.admin.command("killAllSessions", [])

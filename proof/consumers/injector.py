@@ -17,7 +17,7 @@ from proof.history import Fault, Log
 Broken: TypeAlias = Generator[float, None, None]
 
 KINDS: Final = ("kill", "stop", "term", "broker", "broker_pause", "database", "sessions", "freeze", "operator")
-_WEIGHTS: Final = {"kill": 14, "stop": 3, "term": 3, "operator": 2}  # the others: 1
+_WEIGHTS: Final = {"kill": 20, "stop": 3, "term": 3, "operator": 2}  # the others: 1
 
 
 class Injector:
@@ -97,10 +97,11 @@ class Injector:
         member, begun = self._one(), time.monotonic()
         if member is None:
             return
+        sessions = self._chance.choice((0.6, 1.5, 2.5))
         member.signal(signal.SIGSTOP)
-        yield SESSION_SECONDS * self._chance.choice((0.6, 1.5, 2.5))
+        yield SESSION_SECONDS * sessions
         member.signal(signal.SIGCONT)
-        self._note("stop", begun, member)
+        self._note("long_stop" if sessions > 1 else "stop", begun, member)
 
     def term(self) -> Broken:
         member, begun = self._one(), time.monotonic()

@@ -18,7 +18,7 @@ from proof.consumers.databases import CONSUMER, start
 from proof.consumers.feed import Feed, Group, read
 from proof.consumers.history import History, Run, save
 from proof.consumers.injector import Injector
-from proof.consumers.worker import Orders
+from proof.consumers.worker import LEASE_SECONDS, Orders
 from proof.history import Log
 from proof.runner import commit
 from servers import Kafka
@@ -29,7 +29,7 @@ _PARTITIONS: Final = 12
 _PATIENT_SECONDS: Final = 120.0  # for the faults that the plan demands
 _STUCK_SECONDS: Final = 60.0  # a lag that does not change for so long is stuck
 _STOP_SECONDS: Final = 40.0
-_REPLAY_SECONDS: Final = 330.0  # a consumer that is killed keeps the lease of a replay for five minutes
+_REPLAY_SECONDS: Final = 2 * LEASE_SECONDS  # a consumer that is killed keeps the lease of a replay
 
 
 @dataclass(slots=True)
@@ -84,6 +84,7 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
         _rest(run, servers, crew, database)
         run.late = crew.stop(_STOP_SECONDS)
         run.broken = crew.broken()
+        run.assignments = crew.assignments()
         tell("collecting the history")
         run.inbox = list(database.inbox())
         _write(folder, "messages", read(servers, _TOPIC, _PARTITIONS))
@@ -95,7 +96,7 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
         if crew is not None:
             crew.close()
         kafka.close()
-        database.server.close()
+        database.close()
 
 
 def _await_start(crew: Crew) -> None:

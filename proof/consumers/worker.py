@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Final
 
 from pillarbox import Event, Handlers, Inbox, Reject
-from pillarbox.consumer import Consumer
+from pillarbox.consumer import Consumer, services
 from pillarbox.relay import Fixed
 from pillarbox.sources.kafka import KafkaSource
 from proof.consumers.databases import CONSUMER, handle_of, write_effect
@@ -18,6 +18,8 @@ from proof.consumers.feed import TYPE
 from proof.consumers.planted import plant
 
 SESSION_SECONDS: Final = 2.0
+# Of a replay. A run cannot wait for the five minutes of a real consumer.
+LEASE_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 0.7
 _COPIED: Final = 10  # one call of so many comes as two at once
 _SLOW: Final = 0.02  # of calls
@@ -90,5 +92,6 @@ def run(orders: Orders, log: str) -> None:
         os.dup2(file, number)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     consumer = consumer_of(orders)
+    services._LEASE_SECONDS, services._WORK_SECONDS = LEASE_SECONDS, LEASE_SECONDS / 2  # type: ignore[misc]
     plant(orders.planted, consumer)
     asyncio.run(consumer.run())

@@ -149,16 +149,20 @@ async def test_an_own_decoder_and_one_that_breaks(caplog: pytest.LogCaptureFixtu
     def own(message: Any) -> Event:
         if message.body == b"break":
             raise KeyError("secret")
+        if message.body == b"none":
+            return None  # type: ignore[return-value]
         return make_event(key=None, payload=message.body)
 
     topic, to, dead = MemoryTopic(), Handled(), MemoryPublisher()
-    for body in (b"1", b"break", b"2"):
+    for body in (b"1", b"break", b"none", b"2"):
         topic.put(body)
     async with consumer(topic, to.handlers, dead_to=dead, decoder=own):
         await topic.wait_settled("cards", timeout=WAIT)
     assert sorted(event.payload for event in to.events) == [b"1", b"2"]
-    assert [letter.headers["dead_error"] for letter in dead.deliveries] == ["the decoder raised KeyError"]
-    assert "decoder_failed" in actions(caplog, "ERROR")
+    errors = {letter.headers["dead_error"] for letter in dead.deliveries}
+    assert errors == {"the decoder raised KeyError", "the decoder raised TypeError"}
+    assert actions(caplog, "ERROR").count("decoder_failed") == 2
+    assert "the decoder returned a NoneType; return an Event, or raise Reject" in caplog.text
 
 
 @pytest.mark.asyncio
@@ -469,6 +473,7 @@ def test_a_consumer_works_in_one_event_loop_after_the_other() -> None:
         ({"max_attempts": True}, "max_attempts is True"),
         ({"retry": "fixt:1s"}, r"consumer 'cards': retry is 'fixt:1s'; did you mean 'fixed'\?"),
         ({"ids": "place", "decoder": print}, "leave out ids or decoder"),
+        ({"decoder": asyncio.sleep}, "decoder is async; pass a plain function of a message"),
         ({"name": ""}, "the name of a consumer cannot be used: consumer is empty"),
         ({"to": print}, "is no destination; register functions with Handlers"),
     ],

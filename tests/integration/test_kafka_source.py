@@ -211,6 +211,20 @@ async def test_data_that_are_gone_fail_their_lane_alone(cluster: Cluster, protoc
     assert cluster.committed(topic, group) == 1
 
 
+@BOTH
+@pytest.mark.asyncio
+async def test_one_of_two_members_of_the_same_name_is_shut_out(cluster: Cluster, protocol: str) -> None:
+    topic, properties = cluster.topic(), {"group.protocol": protocol, "group.instance.id": "one"}
+    members = [await opened(cluster.source(topic, properties=properties), f"g-{topic}") for _ in range(2)]
+
+    async def both() -> None:
+        await asyncio.gather(*(each.receive() for each in members))
+
+    with pytest.raises(ConfigError, match=r"has shut this consumer of group .* out: .*; give each process a group"):
+        await until(both, lambda: False)
+    await asyncio.gather(*(each.source.close() for each in members))
+
+
 @pytest.mark.asyncio
 async def test_the_end_of_a_new_group_is_where_it_began(cluster: Cluster) -> None:
     topic = cluster.topic()

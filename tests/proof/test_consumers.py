@@ -16,7 +16,7 @@ from proof.consumers.runner import Plan, perform
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 STORMS = [Plan(store="postgres", seconds=15.0, seed=7), Plan(store="mongo", seconds=15.0, seed=7)]
 CALM = Plan(seconds=8.0, seed=11, per_second=100.0, faults="none", restless=False, consumers=1)
-KILLS = replace(CALM, faults="all", only="kill", consumers=2, least_kills=4)
+KILLS = replace(CALM, faults="all", only="kill", consumers=2, least_kills=10, per_second=200.0)
 BUGS = {
     "commit_past_an_unfinished_offset": (KILLS, "I1"),
     "retry_overtakes_its_key": (CALM, "I5"),

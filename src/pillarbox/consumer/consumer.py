@@ -3,9 +3,10 @@
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, Self
 
-from pillarbox.consumer.decoder import Decoder, Ids, make_decoder
+from pillarbox.consumer.decoder import Decoder, Ids, checked, make_decoder
 from pillarbox.consumer.job import Job
 from pillarbox.consumer.letters import Letters, SentLetters, StoreLetters
 from pillarbox.consumer.runner import Runner
@@ -97,8 +98,9 @@ class Consumer:
             window=window, window_bytes=window_bytes, concurrency=concurrency, max_attempts=max_attempts
         )
         self._check_on_dead(on_dead, store, dead_to)
-        if decoder is not None and not callable(decoder):
-            raise ConfigError(f"{self._subject}: decoder is a {type(decoder).__name__}; pass a function of a message")
+        if decoder is not None and (not callable(decoder) or iscoroutinefunction(decoder)):
+            what = "async" if callable(decoder) else f"a {type(decoder).__name__}"
+            raise ConfigError(f"{self._subject}: decoder is {what}; pass a plain function of a message")
         if decoder is not None and ids != "required":
             raise ConfigError(f"{self._subject}: ids={ids!r} is for the built-in decoder; leave out ids or decoder")
         self._keep_dead_seconds = seconds_of("keep_dead", keep_dead)
@@ -126,7 +128,7 @@ class Consumer:
             publisher,
             self._letters(on_dead),
             Rules(policy, max_attempts, OnDead.SKIP, logger=logger),
-            decoder or make_decoder(ids=ids),
+            make_decoder(ids=ids) if decoder is None else checked(decoder),
             window,
             window_bytes,
             seconds_of("grace", grace),

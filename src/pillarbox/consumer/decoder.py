@@ -87,6 +87,21 @@ def make_decoder(*, ids: Ids = "required") -> Decoder:
 decode: Final = make_decoder()
 
 
+def checked(decoder: Decoder) -> Decoder:
+    """A decoder of the user, with an error for a result that is no event."""
+
+    def decode(message: Message) -> Event:
+        event: object = decoder(message)
+        if not isinstance(event, Event):
+            raise TypeError(
+                f"the decoder returned a {type(event).__name__}; return an Event, or raise Reject for a message that "
+                "is none"
+            )
+        return event
+
+    return decode
+
+
 def _decode(message: Message, *, by_place: bool) -> Event:
     headers = _texts(message)
     content_type = message.content_type or headers.get("content-type") or headers.get("content_type")

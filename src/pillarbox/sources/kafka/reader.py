@@ -292,8 +292,6 @@ class Reader:
         """An error of the client as a whole."""
         if error.code() in AWAY and (self._down is None or error.code() == KafkaError._AUTHENTICATION):
             self._down = error.str()
-        if error.code() == KafkaError._FATAL:
-            self._problem = self._what.shut_out(error)
 
     def _note_in_place(self, raw: Any) -> None:
         """An error that came in place of a message."""
@@ -304,6 +302,9 @@ class Reader:
                 self._loop.call_soon_threadsafe(
                     self._lanes.failed, partition.lane, self._what.gone(partition, raw.offset())
                 )
+            return
+        if error.code() == KafkaError._FATAL:
+            self._problem = self._what.shut_out(error)
             return
         explained = self._explained(error, raw.topic() or ", ".join(self._what.topics))
         if isinstance(explained, ConfigError):

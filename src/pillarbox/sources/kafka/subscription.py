@@ -51,9 +51,13 @@ class Subscription(NamedTuple):
 
     def shut_out(self, error: Any) -> ConfigError:
         """The error for a client that the group does not take back."""
-        return ConfigError(
-            f"{self.description} has shut this consumer of group {self.group!r} out: {error.str()}; "
+        remedy = (
             "give each process a group.instance.id of its own, or none"
+            if "group.instance.id" in self.config
+            else "correct what it says, and start the consumer again"
+        )
+        return ConfigError(
+            f"{self.description} has shut this consumer of group {self.group!r} out: {error.str()}; {remedy}"
         )
 
     def gone(self, partition: Partition, offset: int) -> str:
