@@ -166,7 +166,7 @@ async def test_dead_letters_are_listed_shown_replayed_and_discarded(pillarbox: C
     assert pillarbox("dead", "replay", "--type", "n.1", "--json").json == {"replayed": 1}
     some = pillarbox("dead", "discard", str(one.id), UNKNOWN, "--yes")
     assert (some.code, some.out) == (3, "discarded 1 dead letter\n")
-    assert some.err == f"pillarbox: {UNKNOWN} is not a dead letter\n"
+    assert some.err == f"pillarbox: {UNKNOWN} is not a dead letter of a relay; for one of a consumer add --consumer\n"
     pillarbox("dead", "show", str(two.id)).failed(3, "is pending, not dead")
     assert [row["id"] for row in pillarbox("dead", "list", "--json").json] == [str(three.id)]
     assert pillarbox("status", "--fail-if-older", "1h").code == 0
@@ -192,7 +192,8 @@ async def test_an_id_in_several_streams_is_listed_and_refused_until_one_is_named
         pillarbox("dead", *words, id).failed(2, f"{id} is in the streams 'default', 'mail'")
     assert pillarbox("dead", "replay", id, "--stream", "mail", "--json").json == {"replayed": 1}
     assert (
-        pillarbox("dead", "discard", id, "--stream", "mail", "--yes").err == f"pillarbox: {id} is not a dead letter\n"
+        pillarbox("dead", "discard", id, "--stream", "mail", "--yes").err
+        == f"pillarbox: {id} is not a dead letter of a relay; for one of a consumer add --consumer\n"
     )
     assert pillarbox("dead", "discard", id, "--yes", "--json").json == {"discarded": 1}
     assert pillarbox("events", "show", id, "--json").json["stream"] == "mail"

@@ -214,6 +214,17 @@ async def test_a_full_window_pauses_its_lane(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.asyncio
+async def test_headers_fill_a_window_too() -> None:
+    topic, to = MemoryTopic(), MemoryPublisher(features=PublisherFeatures(calls=1))
+    to.hold()
+    topic.put(b"", headers=[("event_id", b"1"), ("note", b"x" * 10_000)])
+    async with consumer(topic, to, window_bytes=10_000):
+        await until(lambda: topic.paused("cards") == [True])
+        to.release()
+        await topic.wait_settled("cards", timeout=WAIT)
+
+
+@pytest.mark.asyncio
 async def test_a_stop_finishes_what_runs_and_settles_it() -> None:
     topic, to = MemoryTopic(), MemoryPublisher()
     to.hold()

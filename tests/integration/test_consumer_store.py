@@ -15,14 +15,14 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pillarbox import Consumer, Event, Fixed, Handlers, Inbox, Reject
 from pillarbox.conformance.events import make_event
 from pillarbox.consumer.decoder import UNREADABLE_TYPE
-from pillarbox.errors import StoreError
+from pillarbox.errors import ConfigError, StoreError
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.sources.memory import MemorySource, MemoryTopic
 from pillarbox.store import Ref, Store
 from pillarbox.stores.mongo import MongoStore
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.sqlite import SqliteStore
-from servers import Mongo, Postgres
+from servers import Mongo, MongoStandalone, Postgres
 from tests.integration.relays import WAIT, Outbox, SqlOutbox, by_key, eventually, mixed, number, numbered, until
 from tests.mongo_outbox import database_url
 
@@ -117,6 +117,13 @@ async def test_a_store_without_tables_is_told_and_waited_for(tmp_path: Path, cap
         with pytest.raises(StoreError, match="does not exist"):
             await cards.ready()
     with pytest.raises(StoreError, match="does not exist"):
+        await asyncio.wait_for(cards.run(), WAIT)
+
+
+@pytest.mark.asyncio
+async def test_a_database_without_transactions_is_refused_at_the_start(mongo_standalone: MongoStandalone) -> None:
+    cards = consumer(MemoryTopic(), MemoryPublisher(), database_url(mongo_standalone.url, PREFIX))
+    with pytest.raises(ConfigError, match="is a standalone server, which has no transactions"):
         await asyncio.wait_for(cards.run(), WAIT)
 
 

@@ -114,7 +114,7 @@ async def _dry_run(chosen: Any, where: Filter, settings: Settings) -> int:
         found = await operations.find_all_dead(store, where)
     print_list(found, chosen, _columns(where), _NOTHING)
     met = {each.event.id for each in found}
-    return _missing([each for each in where.ids or () if each not in met])
+    return _missing([each for each in where.ids or () if each not in met], where)
 
 
 async def _count(where: Filter, settings: Settings) -> int:
@@ -133,12 +133,13 @@ async def _act(chosen: Any, where: Filter, settings: Settings, by: str) -> int:
         print(f"{_DONE[chosen.action]} {output.count(changed, 'dead letter')}")
         if changed and chosen.action == "replay" and where.consumer:
             print(f"consumer {where.consumer!r} applies them again as soon as it runs; see `pillarbox consumers`")
-    return _missing(missing)
+    return _missing(missing, where)
 
 
-def _missing(missing: Sequence[UUID]) -> int:
+def _missing(missing: Sequence[UUID], where: Filter) -> int:
+    of = f" of consumer {where.consumer!r}" if where.consumer else " of a relay; for one of a consumer add --consumer"
     for each in missing:
-        print(f"pillarbox: {each} is not a dead letter", file=sys.stderr)
+        print(f"pillarbox: {each} is not a dead letter{of}", file=sys.stderr)
     return 3 if missing else 0
 
 

@@ -200,7 +200,7 @@ def _id(message: Message, text: str | None, *, by_place: bool) -> UUID:
         return id_of_place(message)
     raise Reject(
         "the message has no id, so a second delivery could not be told from the first; let its producer write an "
-        'event_id header, or take its place as its id with make_decoder(ids="place")'
+        'event_id header, or take its place as its id with ids="place"'
     )
 
 

@@ -194,7 +194,8 @@ class Runner:
                 event = decode(message)
             except Exception as error:
                 event, refusal = unreadable(message), self._refusal(error)
-            window.add(track, message.position, event, len(message.body), message.written_at, refusal)
+            size = len(message.body) + sum([len(value) for _, value in message.headers])
+            window.add(track, message.position, event, size, message.written_at, refusal)
         for track in touched:
             if not track.paused and window.is_full(track):
                 track.paused = True

@@ -17,7 +17,7 @@ from pillarbox.relay.breaker import Circuit
 from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.destination import close
 from pillarbox.relay.readiness import Readiness
-from pillarbox.store import Store
+from pillarbox.store import ConsumerReport, Store
 from pillarbox.tasks import ended
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Supervisor:
         """Open one after the other, the source last. False: told to stop meanwhile."""
         job = self._job
         if self._store is not None:
-            if not await self._open_part("the store", self._store.open):
+            if not await self._open_part("the store", partial(self._open_store, self._store)):
                 return False
             self._opened.append(partial(self._leave, self._store))
         for publisher in [job.publisher] if self._dead_to is None else [self._dead_to, job.publisher]:
@@ -154,6 +154,13 @@ class Supervisor:
             self._runner, self.state = runner, State.RUNNING
 
         return await self._open_part("the source", open_source)
+
+    async def _open_store(self, store: Store) -> None:
+        await store.open()
+        # A database without transactions refuses it: now, and not when an event dies.
+        nothing = ConsumerReport(self._job.source.description, 0, 0, 0, None, None)
+        await store.report(self._job.name, self._job.worker, nothing, 1.0)
+        await store.leave_consumer(self._job.name, self._job.worker)
 
     async def _open_part(self, part: str, open_: Callable[[], Awaitable[None]]) -> bool:
         """Wait for what is not there yet, or refuses until somebody acts."""

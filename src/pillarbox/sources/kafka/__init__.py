@@ -85,6 +85,7 @@ class KafkaSource:
         try:
             await finished(thread.submit(partial(reader.connect, self._connect_seconds)))
         except BaseException:
+            reader.leave()
             thread.submit(reader.close)
             thread.stop()
             raise
@@ -130,6 +131,7 @@ class KafkaSource:
         self._ready, self._asked = [], None
         if reader is None or thread is None:
             return
+        reader.leave()
         closing = asyncio.wrap_future(thread.submit(reader.close))
         thread.stop()
         await asyncio.wait([closing], timeout=CLOSE_SECONDS)

@@ -28,7 +28,7 @@ _AGAIN_SECONDS: Final = 0.1
 
 
 class Reader:
-    """All but ``settle`` and ``pause`` is called in one thread; those are called on the event loop."""
+    """``settle``, ``pause`` and ``leave`` are called on the event loop, all else in one thread."""
 
     def __init__(self, what: Subscription, lanes: Lanes, loop: asyncio.AbstractEventLoop) -> None:
         self._what = what
@@ -61,6 +61,10 @@ class Reader:
         partition = self._by_lane.get(lane)
         if partition is not None:
             partition.wants_pause = is_wanted
+
+    def leave(self) -> None:
+        """Wait neither for the consumer nor for offsets any more, because ``close`` is the next call."""
+        self._is_closing = True
 
     def connect(self, seconds: float) -> None:
         """Join the group. Raises Outage when no broker answers, ConfigError for what this client may not read."""
@@ -123,7 +127,6 @@ class Reader:
 
     def close(self) -> None:
         """Commit what is settled, and leave the group."""
-        self._is_closing = True
         self._commit(self._partitions.values(), waits=True)
         self._by_lane.clear()
         self._partitions.clear()
@@ -213,13 +216,12 @@ class Reader:
         return TopicPartition(found.topic, found.partition, end), None
 
     def _on_revoke(self, _consumer: Any, taken: Sequence[Any]) -> None:
-        if self._is_closing:
-            return
         leaving = self._leaving(taken)
         if not leaving:
             return
-        finishing = self._finish([partition.lane for partition in leaving])
-        asyncio.run_coroutine_threadsafe(finishing, self._loop).result()
+        if not self._is_closing:  # else the consumer has finished
+            finishing = self._finish([partition.lane for partition in leaving])
+            asyncio.run_coroutine_threadsafe(finishing, self._loop).result()
         self._commit(leaving, waits=True)
         self._forget(leaving)
 

@@ -47,7 +47,7 @@ class Subscription(NamedTuple):
                 )
             case KafkaError.UNSUPPORTED_VERSION | KafkaError._UNSUPPORTED_FEATURE:
                 return ConfigError(f"{where} does not support what a setting wants: {error.str()}")
-        return Outage(f"{where} cannot be reached: {reason or error.str()}; trying again")
+        return Outage(f"{where} cannot be reached: {reason or error.str()}")
 
     def shut_out(self, error: Any) -> ConfigError:
         """The error for a client that the group does not take back."""
