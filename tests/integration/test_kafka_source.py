@@ -231,7 +231,9 @@ async def test_a_close_does_not_wait_for_offsets(
     told = await opened(cluster.source(topic), f"g-{topic}")
     receiving = asyncio.create_task(told.receive())
     await until_true(lambda: "kafka_offsets_unknown" in said(caplog))
-    await asyncio.gather(told.source.close(), receiving)
+    receiving.cancel()
+    await asyncio.wait([receiving])
+    await told.source.close()
     assert "kafka_close_unanswered" not in said(caplog)
 
 

@@ -98,9 +98,7 @@ class Consumer:
             window=window, window_bytes=window_bytes, concurrency=concurrency, max_attempts=max_attempts
         )
         self._check_on_dead(on_dead, store, dead_to)
-        if decoder is not None and (not callable(decoder) or iscoroutinefunction(decoder)):
-            what = "async" if callable(decoder) else f"a {type(decoder).__name__}"
-            raise ConfigError(f"{self._subject}: decoder is {what}; pass a plain function of a message")
+        self._check_decoder(decoder)
         if decoder is not None and ids != "required":
             raise ConfigError(f"{self._subject}: ids={ids!r} is for the built-in decoder; leave out ids or decoder")
         self._keep_dead_seconds = seconds_of("keep_dead", keep_dead)
@@ -168,6 +166,12 @@ class Consumer:
                 f"{self._subject} has no place for dead events; give it store=, or dead_to= with a publisher or its "
                 'URL, or on_dead="block"'
             )
+
+    def _check_decoder(self, decoder: Any) -> None:
+        if decoder is None or (callable(decoder) and not iscoroutinefunction(decoder)):
+            return
+        what = "async" if callable(decoder) else f"a {type(decoder).__name__}"
+        raise ConfigError(f"{self._subject}: decoder is {what}; pass a plain function of a message")
 
     async def __aenter__(self) -> Self:
         await self.start()
