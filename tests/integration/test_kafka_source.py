@@ -1,12 +1,14 @@
 """The Kafka source on a real broker: what its contract cannot say for all brokers."""
 
 import asyncio
+import gc
 import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import IO, Any
 from uuid import uuid4
@@ -235,6 +237,28 @@ async def test_a_close_does_not_wait_for_offsets(
     await asyncio.wait([receiving])
     await told.source.close()
     assert "kafka_close_unanswered" not in said(caplog)
+
+
+@pytest.mark.asyncio
+async def test_a_close_leaves_no_answer_behind(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is on its way to the broker, and finds it away after the close."""
+    topic, forgotten = cluster.topic(), list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context))
+    told = await opened(cluster.source(topic), f"g-{topic}")
+
+    def away(_reader: Any, _limit: int) -> None:
+        time.sleep(0.1)
+        raise Outage("away")
+
+    monkeypatch.setattr(reader.Reader, "read", away)
+    receiving = asyncio.create_task(told.source.receive(1, 1.0))
+    await asyncio.sleep(0)
+    receiving.cancel()
+    await asyncio.wait([receiving])
+    await told.source.close()
+    del receiving
+    gc.collect()
+    assert not forgotten
 
 
 @BOTH

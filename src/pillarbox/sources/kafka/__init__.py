@@ -97,10 +97,13 @@ class KafkaSource:
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while not self._ready:
-            if self._asked is None:
-                self._asked = asyncio.wrap_future(thread.submit(partial(reader.read, limit)))
-            await asyncio.wait([self._asked])
-            asked, self._asked = self._asked, None
+            asked = self._asked
+            if asked is None:
+                asked = self._asked = asyncio.wrap_future(thread.submit(partial(reader.read, limit)))
+            await asyncio.wait([asked])
+            if asked.cancelled():  # the source was closed meanwhile
+                return []
+            self._asked = None
             self._ready = asked.result()
             if loop.time() >= until:
                 break
@@ -128,6 +131,8 @@ class KafkaSource:
         """Commit what is settled, and leave the group. Waits 10 s for a broker that does not answer."""
         reader, thread = self._reader, self._thread
         self._reader = self._thread = None
+        if self._asked is not None:
+            self._asked.cancel()  # else its error would be reported as one that nobody asked for
         self._ready, self._asked = [], None
         if reader is None or thread is None:
             return
