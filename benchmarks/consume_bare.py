@@ -30,7 +30,7 @@ async def bare(settings: dict[str, Any], clock: Clock) -> None:
         "group.id": settings["topic"],
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
-        "queued.min.messages": 5000,
+        "fetch.queue.backoff.ms": 20,
         "log_level": 2,
     })  # fmt: skip
     consumer.subscribe([settings["topic"]])

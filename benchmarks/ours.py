@@ -99,11 +99,10 @@ async def serve(settings: dict[str, Any]) -> dict[str, Any]:
     observer.keeps_instants = True
     observers = [observer] if settings.get("note", True) else []
     relay = Relay(_store(settings), [Stream("default", to=kafka)], observers=observers)
-    service = asyncio.create_task(relay.run())
-    await relay.drain()
-    answer({"ready": True})
-    await asyncio.to_thread(sys.stdin.read)
-    await _ended(service)
+    async with relay:
+        await relay.drain()
+        answer({"ready": True})
+        await asyncio.to_thread(sys.stdin.read)
     return {"acknowledged_at": {str(event_id): at for event_id, at in observer.acknowledged.items()}}
 
 

@@ -138,12 +138,15 @@ class KafkaSource:
             return
         reader.leave()
         closing = asyncio.wrap_future(thread.submit(reader.close))
-        thread.stop()
-        await asyncio.wait([closing], timeout=CLOSE_SECONDS)
-        if closing.done():
-            closing.result()
-            return
-        closing.cancel()
+        try:
+            await asyncio.wait([closing], timeout=CLOSE_SECONDS)
+            if closing.done():
+                closing.result()
+                return
+            closing.cancel()
+            thread.submit(reader.close)  # if it had not begun, this one ends the client later
+        finally:
+            thread.stop()
         logger.warning(
             "%s does not answer; the offsets that are not committed yet bring copies",
             self.description,

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ class Reader:
         self._down: str | None = None
         self._problem: Exception | None = None
         self._is_closing = False
+        self._consumer: Any = None
         config = {
             **what.config,
             "group.id": what.group,
@@ -48,7 +50,7 @@ class Reader:
             "logger": logging.getLogger("pillarbox.sources.kafka.client"),
         }
         try:
-            self._consumer: Any = Consumer(config)
+            self._consumer = Consumer(config)
         except (KafkaException, TypeError, ValueError) as error:
             raise config_error(error) from error
 
@@ -126,11 +128,23 @@ class Reader:
         return found
 
     def close(self) -> None:
-        """Commit what is settled, and leave the group."""
+        """Commit what is settled, and leave the group. Safe to call again."""
         self._commit(self._partitions.values(), waits=True)
         self._by_lane.clear()
         self._partitions.clear()
-        self._consumer.close()
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+    def __del__(self) -> None:
+        # The client's own end waits for a rebalance that nobody serves any more, and the whole process with it.
+        if self._consumer is not None:
+            warnings.warn(
+                f"a source of {self._what.description} was not closed", ResourceWarning, stacklevel=2, source=self
+            )
+            self.leave()
+            self._partitions.clear()
+            self._consumer.close()
 
     def _error_of(self, topic: str, seconds: float) -> Any:
         """Why this group cannot read a topic; None: it can."""
