@@ -17,7 +17,7 @@ from proof.history import Fault, Log
 Broken: TypeAlias = Generator[float, None, None]
 
 KINDS: Final = ("kill", "stop", "term", "broker", "broker_pause", "database", "sessions", "freeze", "operator")
-_WEIGHTS: Final = {"kill": 24, "stop": 3, "term": 2, "operator": 2}  # the others: 1
+_WEIGHTS: Final = {"kill": 40, "stop": 3, "term": 2, "operator": 2}  # the others: 1
 
 
 class Injector:
