@@ -17,7 +17,7 @@ from proof.consumers.databases import CONSUMER
 from proof.consumers.worker import Orders, run
 
 _JOINED_SECONDS: Final = 1.0
-_PATIENCE_SECONDS: Final = 3.0
+_PATIENCE_SECONDS: Final = 1.5
 # Consumers are forked from a process that has imported everything: a storm of kills would else be one of imports.
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["proof.consumers.worker", "sqlalchemy.ext.asyncio", "asyncpg", "pymongo"])

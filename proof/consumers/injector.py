@@ -17,7 +17,7 @@ from proof.history import Fault, Log
 Broken: TypeAlias = Generator[float, None, None]
 
 KINDS: Final = ("kill", "stop", "term", "broker", "broker_pause", "database", "sessions", "freeze", "operator")
-_WEIGHTS: Final = {"kill": 20, "stop": 3, "term": 3, "operator": 2}  # the others: 1
+_WEIGHTS: Final = {"kill": 40, "stop": 3, "term": 2, "operator": 2}  # the others: 1
 
 
 class Injector:
@@ -50,7 +50,7 @@ class Injector:
         self._crew.fill()
         if now >= self._next:
             self._go_on(self._chance.choice(self._faults)())
-            self._next = time.monotonic() + self._chance.uniform(0.3, 1.2)
+            self._next = time.monotonic() + self._chance.uniform(0.2, 0.9)
 
     def heal(self) -> None:
         """Mend everything now."""

@@ -122,7 +122,9 @@ async def test_a_store_without_tables_is_told_and_waited_for(tmp_path: Path, cap
 
 @pytest.mark.asyncio
 async def test_a_database_without_transactions_is_refused_at_the_start(mongo_standalone: MongoStandalone) -> None:
-    cards = consumer(MemoryTopic(), MemoryPublisher(), database_url(mongo_standalone.url, PREFIX))
+    store = MongoStore(database_url(mongo_standalone.url, PREFIX))
+    await store.migrate()
+    cards = consumer(MemoryTopic(), MemoryPublisher(), store)
     with pytest.raises(ConfigError, match="is a standalone server, which has no transactions"):
         await asyncio.wait_for(cards.run(), WAIT)
 

@@ -123,7 +123,7 @@ def test_a_plain_producer_that_gives_an_id() -> None:
 
 
 def test_a_message_without_an_id_is_refused() -> None:
-    with pytest.raises(Reject, match=r'the message has no id.*make_decoder\(ids="place"\)'):
+    with pytest.raises(Reject, match=r'the message has no id.*with ids="place"'):
         decode(message())
 
 

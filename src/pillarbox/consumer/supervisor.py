@@ -159,8 +159,12 @@ class Supervisor:
         await store.open()
         # A database without transactions refuses it: now, and not when an event dies.
         nothing = ConsumerReport(self._job.source.description, 0, 0, 0, None, None)
-        await store.report(self._job.name, self._job.worker, nothing, 1.0)
-        await store.leave_consumer(self._job.name, self._job.worker)
+        try:
+            await store.report(self._job.name, self._job.worker, nothing, 1.0)
+            await store.leave_consumer(self._job.name, self._job.worker)
+        except BaseException:
+            await store.close()
+            raise
 
     async def _open_part(self, part: str, open_: Callable[[], Awaitable[None]]) -> bool:
         """Wait for what is not there yet, or refuses until somebody acts."""
