@@ -44,6 +44,7 @@ def test_an_outbox_that_is_well(on_sqlite: Command) -> None:
     shown = on_sqlite("doctor", "--to", "stdout:")
     assert shown.code == 0
     assert shown.out.startswith("ok       version      pillarbox ")
+    assert "kafka, mongo, mysql" in shown.out.splitlines()[0]
 
 
 @pytest.mark.parametrize("name", ["postgres", "mysql", "mariadb", "mongo"])
@@ -53,6 +54,7 @@ def test_servers_that_are_well(name: str, request: pytest.FixtureRequest, tmp_pa
     told = doctor(on(tmp_path, url))
     well = found(told, "ok")
     wanted = {"store", "clock", "rights"} | ({"replica_set"} if name == "mongo" else {"connections"})
+    wanted |= {"autovacuum", "indexes", "pooler"} if name == "postgres" else set()
     # The servers of the tests flush nothing.
     assert not set(found(told, "failed")) - {"durability"}, told.out
     assert wanted <= set(well), told.out
@@ -61,13 +63,17 @@ def test_servers_that_are_well(name: str, request: pytest.FixtureRequest, tmp_pa
 def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     told = doctor(Command(tmp_path, "postgresql://nobody@127.0.0.1:1/none"))
     assert told.code == 1
-    assert "cannot be used now" in found(told, "failed")["store"]["sentence"]
+    store = found(told, "failed")["store"]
+    assert "cannot be used now" in store["sentence"]
+    assert store["remedy"] == "start it, or correct its address"
 
 
 def test_an_outbox_that_nobody_made(tmp_path: Path) -> None:
     told = doctor(Command(tmp_path, f"sqlite:///{tmp_path}/none.db"))
     assert told.code == 1
-    assert "pillarbox init" in found(told, "failed")["store"]["sentence"]
+    store = found(told, "failed")["store"]
+    assert "does not exist" in store["sentence"]
+    assert "pillarbox init" in store["remedy"]
 
 
 def test_a_user_without_rights_and_with_limits(postgres: Postgres, tmp_path: Path) -> None:
@@ -88,6 +94,7 @@ def test_a_user_without_rights_and_with_limits(postgres: Postgres, tmp_path: Pat
     assert told.code == 1
     rights = found(told, "failed")["rights"]
     assert f"INSERT, UPDATE, DELETE on {prefix}_lease" in rights["sentence"]
+    assert f"INSERT, UPDATE, DELETE on {prefix}_sleeper; SELECT on {prefix}_event_seq" in rights["sentence"]
     assert f"{prefix}_event" not in rights["sentence"]
     assert rights["remedy"] == "grant it to the user of the relay"
     limit = found(told, "warning")["idle_in_transaction_session_timeout"]
