@@ -94,7 +94,8 @@ def test_a_user_without_rights_and_with_limits(postgres: Postgres, tmp_path: Pat
     assert told.code == 1
     rights = found(told, "failed")["rights"]
     assert f"INSERT, UPDATE, DELETE on {prefix}_lease" in rights["sentence"]
-    assert f"INSERT, UPDATE, DELETE on {prefix}_sleeper; SELECT on {prefix}_event_seq" in rights["sentence"]
+    assert f"INSERT, UPDATE, DELETE on {prefix}_sleeper" in rights["sentence"]
+    assert f"SELECT on {prefix}_event_seq" in rights["sentence"]
     assert f"{prefix}_event" not in rights["sentence"]
     assert rights["remedy"] == "grant it to the user of the relay"
     limit = found(told, "warning")["idle_in_transaction_session_timeout"]

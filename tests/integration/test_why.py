@@ -89,10 +89,12 @@ async def test_an_event_of_a_paused_stream(outbox: Outbox, store: Store) -> None
 async def test_an_event_of_a_stream_that_nobody_serves(outbox: Outbox, store: Store) -> None:
     event = make_event(stream=STREAM)
     await store.add([event])
-    assert (await ask(store, event, "pillarbox relay")).sentence == "no relay serves its stream 'orders'"
+    assert (
+        await ask(store, event, f"pillarbox relay --stream {STREAM}")
+    ).sentence == "no relay serves its stream 'orders'"
     await own(store)
     await store.join(STREAM, "ann", PAST)
-    answer = await ask(store, event, "pillarbox relay")
+    answer = await ask(store, event, f"pillarbox relay --stream {STREAM}")
     assert answer.sentence == "no relay serves its stream 'orders'; worker ann that had it is gone"
 
 
@@ -178,11 +180,10 @@ async def test_an_event_behind_older_ones_of_its_shard(outbox: Outbox, store: St
 
 async def test_an_event_of_a_key_that_is_about_to_be_released(outbox: Outbox, store: Store) -> None:
     grant = (await own(store))[0]
-    one, two = await written(store, grant, numbered(key_of(0), 2))
-    hold = {str(one.key): Hold(HoldMode.RETRYING, LONG)}
-    await settle(store, Settlement(grant, failed=[Failure(one, "refused", 1)], hold_keys=hold))
-    await settle(store, Settlement(grant, published=[one]))
-    assert (await ask(store, two, None)).cause == "next"
+    (event,) = await written(store, grant, numbered(key_of(0), 1))
+    await settle(store, Settlement(grant, hold_keys={str(event.key): Hold(HoldMode.RETRYING, LONG)}))
+    assert [each.head for each in await store.stuck_keys(STREAM)] == [None]
+    assert (await ask(store, event, None)).cause == "next"
 
 
 async def test_an_event_of_a_queue_stream(outbox: Outbox, store: Store) -> None:
@@ -206,7 +207,7 @@ async def test_an_event_of_a_queue_stream(outbox: Outbox, store: Store) -> None:
 async def test_the_command_says_why(pillarbox: Command) -> None:
     id = pillarbox("events", "add", "order.created", "{}", "--key", "7").out.strip()
     told = pillarbox("events", "why", id)
-    assert (told.code, told.out) == (0, "no relay serves its stream 'default'\nsee: pillarbox relay\n")
+    assert (told.code, told.out) == (0, "no relay serves its stream 'default'\nsee: pillarbox relay --stream default\n")
     assert pillarbox("events", "why", id, "--json").json["cause"] == "unserved"
     assert pillarbox("events", "why", str(uuid7())).code == 3
     assert pillarbox("events", "why", id, "--stream", "nobody").code == 3

@@ -112,7 +112,7 @@ def _workers(place: _Place) -> Why | None:
         gone = [worker for worker in place.workers if worker.shards]
         hint = f"; worker {gone[0].name} that had it is gone" if gone else ""
         sentence = f"no relay serves its stream {place.stream!r}{hint}"
-        return Why("unserved", sentence, "pillarbox relay", {"stream": place.stream})
+        return Why("unserved", sentence, f"pillarbox relay --stream {quote(place.stream)}", {"stream": place.stream})
     waiting = [worker for worker in live if worker.circuit_error is not None]
     # Another worker may reach the destination, and then has the shards of all.
     if len(waiting) < len(live):
