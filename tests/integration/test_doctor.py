@@ -12,8 +12,9 @@ from confluent_kafka import admin
 
 from pillarbox.conformance.probes import probe_of
 from pillarbox.stores.postgres import PostgresStore
-from servers import Kafka, MariaDB, Mongo, MongoStandalone, MySQL, Postgres
+from servers import Kafka, MariaDB, Mongo, MongoStandalone, MySQL, Postgres, Pulsar, RabbitMQ
 from tests.integration.commands import Command, Ended
+from tests.integration.rabbit import desk
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -136,6 +137,36 @@ def test_a_topic_that_is_missing_and_one_with_a_single_copy(kafka: Kafka, on_sql
     durability = found(told, "failed")["durability"]
     assert "has 1 replicas" in durability["sentence"]
     assert durability["remedy"] == "give it 3 replicas and min.insync.replicas=2"
+
+
+@pytest.mark.asyncio
+async def test_addresses_of_rabbitmq(rabbitmq: RabbitMQ, on_sqlite: Command) -> None:
+    async with desk(rabbitmq.url) as server:
+        addresses = {
+            "quorum": f"queue={await server.queue()}",
+            "classic": f"queue={await server.queue('classic')}",
+            "exchange": f"exchange={await server.exchange()}",
+            "none": "queue=nobody-made-it",
+        }
+    told = {
+        name: doctor(on_sqlite, variables={"PILLARBOX_TO": f"{rabbitmq.url}?{each}"})
+        for name, each in addresses.items()
+    }
+    assert {name: each.code for name, each in told.items()} == {"quorum": 0, "classic": 1, "exchange": 0, "none": 1}
+    assert {"address", "limits", "durability"} <= set(found(told["quorum"], "ok"))
+    assert "is no quorum queue" in found(told["classic"], "failed")["durability"]["sentence"]
+    assert "address" in found(told["exchange"], "ok")
+    assert "nobody-made-it" in found(told["none"], "failed")["address"]["sentence"]
+
+
+def test_topics_of_pulsar(pulsar: Pulsar, on_sqlite: Command) -> None:
+    topic = f"doctor-{os.getpid()}-{next(_numbers)}"
+    told = doctor(on_sqlite, "--to", f"{pulsar.url}?topic={topic}")
+    assert told.code == 0
+    assert f"/{topic}' can be written" in found(told, "ok")["address"]["sentence"]
+    told = doctor(on_sqlite, "--to", f"{pulsar.url}/public/nobody-made-it?topic=orders")
+    assert told.code == 1
+    assert "create it, or its namespace" in found(told, "failed")["address"]["sentence"]
 
 
 def test_a_broker_that_is_away(on_sqlite: Command) -> None:
