@@ -12,8 +12,9 @@ from confluent_kafka import admin
 
 from pillarbox.conformance.probes import probe_of
 from pillarbox.stores.postgres import PostgresStore
-from servers import Kafka, MariaDB, Mongo, MongoStandalone, MySQL, Postgres
+from servers import Kafka, MariaDB, Mongo, MongoStandalone, MySQL, Postgres, Pulsar, RabbitMQ
 from tests.integration.commands import Command, Ended
+from tests.integration.rabbit import desk
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -44,6 +45,7 @@ def test_an_outbox_that_is_well(on_sqlite: Command) -> None:
     shown = on_sqlite("doctor", "--to", "stdout:")
     assert shown.code == 0
     assert shown.out.startswith("ok       version      pillarbox ")
+    assert "kafka, mongo, mysql" in shown.out.splitlines()[0]
 
 
 @pytest.mark.parametrize("name", ["postgres", "mysql", "mariadb", "mongo"])
@@ -53,6 +55,7 @@ def test_servers_that_are_well(name: str, request: pytest.FixtureRequest, tmp_pa
     told = doctor(on(tmp_path, url))
     well = found(told, "ok")
     wanted = {"store", "clock", "rights"} | ({"replica_set"} if name == "mongo" else {"connections"})
+    wanted |= {"autovacuum", "indexes", "pooler"} if name == "postgres" else set()
     # The servers of the tests flush nothing.
     assert not set(found(told, "failed")) - {"durability"}, told.out
     assert wanted <= set(well), told.out
@@ -61,13 +64,17 @@ def test_servers_that_are_well(name: str, request: pytest.FixtureRequest, tmp_pa
 def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     told = doctor(Command(tmp_path, "postgresql://nobody@127.0.0.1:1/none"))
     assert told.code == 1
-    assert "cannot be used now" in found(told, "failed")["store"]["sentence"]
+    store = found(told, "failed")["store"]
+    assert "cannot be used now" in store["sentence"]
+    assert store["remedy"] == "start it, or correct its address"
 
 
 def test_an_outbox_that_nobody_made(tmp_path: Path) -> None:
     told = doctor(Command(tmp_path, f"sqlite:///{tmp_path}/none.db"))
     assert told.code == 1
-    assert "pillarbox init" in found(told, "failed")["store"]["sentence"]
+    store = found(told, "failed")["store"]
+    assert "does not exist" in store["sentence"]
+    assert "pillarbox init" in store["remedy"]
 
 
 def test_a_user_without_rights_and_with_limits(postgres: Postgres, tmp_path: Path) -> None:
@@ -88,6 +95,8 @@ def test_a_user_without_rights_and_with_limits(postgres: Postgres, tmp_path: Pat
     assert told.code == 1
     rights = found(told, "failed")["rights"]
     assert f"INSERT, UPDATE, DELETE on {prefix}_lease" in rights["sentence"]
+    assert f"INSERT, UPDATE, DELETE on {prefix}_sleeper" in rights["sentence"]
+    assert f"SELECT on {prefix}_event_seq" in rights["sentence"]
     assert f"{prefix}_event" not in rights["sentence"]
     assert rights["remedy"] == "grant it to the user of the relay"
     limit = found(told, "warning")["idle_in_transaction_session_timeout"]
@@ -128,6 +137,36 @@ def test_a_topic_that_is_missing_and_one_with_a_single_copy(kafka: Kafka, on_sql
     durability = found(told, "failed")["durability"]
     assert "has 1 replicas" in durability["sentence"]
     assert durability["remedy"] == "give it 3 replicas and min.insync.replicas=2"
+
+
+@pytest.mark.asyncio
+async def test_addresses_of_rabbitmq(rabbitmq: RabbitMQ, on_sqlite: Command) -> None:
+    async with desk(rabbitmq.url) as server:
+        addresses = {
+            "quorum": f"queue={await server.queue()}",
+            "classic": f"queue={await server.queue('classic')}",
+            "exchange": f"exchange={await server.exchange()}",
+            "none": "queue=nobody-made-it",
+        }
+    told = {
+        name: doctor(on_sqlite, variables={"PILLARBOX_TO": f"{rabbitmq.url}?{each}"})
+        for name, each in addresses.items()
+    }
+    assert {name: each.code for name, each in told.items()} == {"quorum": 0, "classic": 1, "exchange": 0, "none": 1}
+    assert {"address", "limits", "durability"} <= set(found(told["quorum"], "ok"))
+    assert "is no quorum queue" in found(told["classic"], "failed")["durability"]["sentence"]
+    assert "address" in found(told["exchange"], "ok")
+    assert "nobody-made-it" in found(told["none"], "failed")["address"]["sentence"]
+
+
+def test_topics_of_pulsar(pulsar: Pulsar, on_sqlite: Command) -> None:
+    topic = f"doctor-{os.getpid()}-{next(_numbers)}"
+    told = doctor(on_sqlite, "--to", f"{pulsar.url}?topic={topic}")
+    assert told.code == 0
+    assert f"/{topic}' can be written" in found(told, "ok")["address"]["sentence"]
+    told = doctor(on_sqlite, "--to", f"{pulsar.url}/public/nobody-made-it?topic=orders")
+    assert told.code == 1
+    assert "create it, or its namespace" in found(told, "failed")["address"]["sentence"]
 
 
 def test_a_broker_that_is_away(on_sqlite: Command) -> None:

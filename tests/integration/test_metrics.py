@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,18 @@ async def test_an_outage_is_counted_and_its_circuit_is_seen(sqlite: SqlOutbox, s
     assert failed is not None
     assert failed > 0
     assert page.of("outbox_died_total") == page.of("outbox_failed_total", outcome="retry") == 0
+
+
+@pytest.mark.asyncio
+async def test_the_latency_of_a_scheduled_event_counts_from_its_instant(
+    outbox: relays.Outbox, store: Store, page: Page
+) -> None:
+    await store.add(numbered("a", 1, available_at=datetime.now(UTC) - timedelta(hours=1)))
+    async with relay(outbox(), stream(MemoryPublisher()), observers=[page.observer]):
+        await settled(store, {Status.PUBLISHED: 1})
+    latency = page.of("outbox_publish_latency_seconds_sum")
+    assert latency is not None
+    assert 3500 < latency < 3700
 
 
 @pytest.mark.asyncio

@@ -68,6 +68,10 @@ async def test_an_event_of_several_streams_is_asked_for_by_its_stream(outbox: Ou
     with pytest.raises(SeveralStreams):
         await operations.why(store, event.id)
     assert (await operations.why(store, event.id, "mail")).cause == "unserved"
+    answer = await operations.why(store, event.id, "males")
+    assert answer.cause == "elsewhere"
+    assert answer.sentence == f"stream 'males' has no event {event.id}; it is in stream 'mail' and 'orders'"
+    assert answer.command == f"pillarbox events why {event.id} --stream mail"
 
 
 async def test_an_event_of_a_paused_stream(outbox: Outbox, store: Store) -> None:
@@ -85,10 +89,12 @@ async def test_an_event_of_a_paused_stream(outbox: Outbox, store: Store) -> None
 async def test_an_event_of_a_stream_that_nobody_serves(outbox: Outbox, store: Store) -> None:
     event = make_event(stream=STREAM)
     await store.add([event])
-    assert (await ask(store, event, "pillarbox relay")).sentence == "no relay serves its stream 'orders'"
+    assert (
+        await ask(store, event, f"pillarbox relay --stream {STREAM}")
+    ).sentence == "no relay serves its stream 'orders'"
     await own(store)
     await store.join(STREAM, "ann", PAST)
-    answer = await ask(store, event, "pillarbox relay")
+    answer = await ask(store, event, f"pillarbox relay --stream {STREAM}")
     assert answer.sentence == "no relay serves its stream 'orders'; worker ann that had it is gone"
 
 
@@ -172,6 +178,14 @@ async def test_an_event_behind_older_ones_of_its_shard(outbox: Outbox, store: St
     assert (await ask(store, last, None)).cause == "next"
 
 
+async def test_an_event_of_a_key_that_is_about_to_be_released(outbox: Outbox, store: Store) -> None:
+    grant = (await own(store))[0]
+    (event,) = await written(store, grant, numbered(key_of(0), 1))
+    await settle(store, Settlement(grant, hold_keys={str(event.key): Hold(HoldMode.RETRYING, LONG)}))
+    assert [each.head for each in await store.stuck_keys(STREAM)] == [None]
+    assert (await ask(store, event, None)).cause == "next"
+
+
 async def test_an_event_of_a_queue_stream(outbox: Outbox, store: Store) -> None:
     (event,) = numbered(None, 1)
     await store.add([event])
@@ -193,7 +207,8 @@ async def test_an_event_of_a_queue_stream(outbox: Outbox, store: Store) -> None:
 async def test_the_command_says_why(pillarbox: Command) -> None:
     id = pillarbox("events", "add", "order.created", "{}", "--key", "7").out.strip()
     told = pillarbox("events", "why", id)
-    assert (told.code, told.out) == (0, "no relay serves its stream 'default'\nsee: pillarbox relay\n")
+    assert (told.code, told.out) == (0, "no relay serves its stream 'default'\nsee: pillarbox relay --stream default\n")
     assert pillarbox("events", "why", id, "--json").json["cause"] == "unserved"
-    unknown = pillarbox("events", "why", str(uuid7()))
-    assert unknown.code == 3
+    assert pillarbox("events", "why", str(uuid7())).code == 3
+    assert pillarbox("events", "why", id, "--stream", "nobody").code == 3
+    pillarbox("events", "why", "7").failed(2, "'7' is not an event's id")

@@ -1,8 +1,11 @@
 """``pillarbox doctor``: checks an installation, and says what to do."""
 
 import asyncio
+import platform
+import re
 import stat
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -13,7 +16,7 @@ from pillarbox.cli.destinations import destination
 from pillarbox.cli.parser import command
 from pillarbox.cli.session import make_store
 from pillarbox.cli.settings import RELAY, SETTINGS, STORE, STREAM, Given, Settings, add_flags
-from pillarbox.errors import ConfigError, Outage, PillarboxError
+from pillarbox.errors import ConfigError, OldSchema, Outage, PillarboxError, SchemaError, StoreDown
 from pillarbox.finding import Finding, State, failed, ok, warning
 from pillarbox.publisher import Publisher
 from pillarbox.urls import publisher_from_url
@@ -46,7 +49,7 @@ def add(commands: Any) -> None:
 
 async def doctor(chosen: Any) -> int:
     settings = Settings.of(chosen)
-    found = [ok("version", f"pillarbox {__version__}"), *_secrets(settings), *await _store(settings)]
+    found = [ok("version", _version()), *_secrets(settings), *await _store(settings)]
     for name, options in settings.streams().items():
         if "to" in options:
             found += [
@@ -54,6 +57,7 @@ async def doctor(chosen: Any) -> int:
                 for each in await _destination(name, options["to"], options.get("headers"))
             ]
     found += _encryption(settings)
+    found = [each._replace(sentence=secrets.masked(each.sentence)) for each in found]
     if chosen.json:
         output.print_json([each._asdict() for each in found])
     else:
@@ -67,9 +71,28 @@ def _print(found: Sequence[Finding]) -> None:
         state = each.state.value.ljust(len(State.WARNING))
         if each.state is not State.OK:
             state = output.colour(state, bad=each.state is State.FAILED)
-        print(f"{state}  {each.check.ljust(width)}  {output.shown(secrets.masked(each.sentence))}")
+        print(f"{state}  {each.check.ljust(width)}  {output.shown(each.sentence)}")
         if each.remedy is not None:
             print(f"{' ' * (len(State.WARNING) + width + 4)}-> {output.shown(each.remedy)}")
+
+
+def _version() -> str:
+    """The release, and the extras that are installed."""
+    wanted: dict[str, list[str]] = {}
+    for requirement in requires("pillarbox") or ():
+        package, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == .([\w-]+)", requirement)
+        if package and extra:
+            wanted.setdefault(extra[1], []).append(package[0])
+    extras = sorted(extra for extra, packages in wanted.items() if all(map(_is_installed, packages)))
+    return f"pillarbox {__version__} on Python {platform.python_version()}, extras: {', '.join(extras) or 'none'}"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _secrets(settings: Settings) -> list[Finding]:
@@ -102,14 +125,22 @@ async def _store(settings: Settings) -> list[Finding]:
     try:
         await store.open()
     except PillarboxError as error:
-        return [failed("store", str(error), "see the sentence; nothing else of the store could be checked")]
+        return [failed("store", str(error), _remedy(error))]
     try:
         sentence = f"{store.description} answers, version {await store.server_version()}, its schema fits"
         return [ok("store", sentence), *await operations.examine_store(store)]
     except PillarboxError as error:
-        return [failed("store", str(error), "see the sentence; not all of the store could be checked")]
+        return [failed("store", str(error), _remedy(error))]
     finally:
         await store.close()
+
+
+def _remedy(error: PillarboxError) -> str:
+    if isinstance(error, StoreDown):
+        return "start it, or correct its address"
+    if isinstance(error, SchemaError):
+        return "pillarbox migrate" if isinstance(error, OldSchema) else "pillarbox init, or correct prefix and schema"
+    return "see the sentence; not all of the store could be checked"
 
 
 async def _destination(stream: str, to: str, headers: str | None) -> list[Finding]:

@@ -160,7 +160,7 @@ async def explain_event(chosen: Any) -> int:
         print(output.shown(answer.sentence))
         if answer.command:
             print(f"see: {output.shown(answer.command)}")
-    return 3 if answer.cause == "unknown" else 0
+    return 3 if answer.cause in ("unknown", "elsewhere") else 0
 
 
 async def replay_events(chosen: Any) -> int:

@@ -10,7 +10,7 @@ from pillarbox.hints import hint
 
 EXIT_CODES = """exit codes:
   0    done
-  1    failed: the database cannot be reached or refuses, or a check of `status` did not pass
+  1    failed: the database cannot be reached or refuses, or a check of `status` or `doctor` did not pass
   2    wrong arguments or settings
   3    not found
   130  ended by Ctrl-C

@@ -74,6 +74,14 @@ class GaugeTests(StoreSetup):
         assert Status.HELD in waiting.at_least
 
     @pytest.mark.asyncio
+    async def test_a_long_key_does_not_hide_that_others_fail(self, store: Store) -> None:
+        grant = await self.own(store)
+        for key in sorted((self.key(), self.key(), self.key())):
+            head, *behind = await self.write(store, grant, *self.events(4, key=key))
+            await self.fail_head(store, grant, head, *behind, delay=LONG)
+        assert (await self.gauges_of(store, STREAM, 3)).counts[Status.FAILED] == 3
+
+    @pytest.mark.asyncio
     async def test_held_keys_are_counted_by_their_mode(self, store: Store) -> None:
         grant = await self.own(store)
         retrying, blocked, parked, other = await self.write(store, grant, *self.events(4))

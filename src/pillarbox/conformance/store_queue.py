@@ -77,6 +77,14 @@ class ClaimTests(QueueSetup):
         assert not await store.claim(JOBS, None, "ann", 10, LEASE)
 
     @pytest.mark.asyncio
+    async def test_a_claimed_event_has_the_instant_that_it_waited_for(self, store: Store) -> None:
+        instant = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
+        await store.add(self.jobs(1, available_at=instant))
+        await store.reenter_due(JOBS, 10)
+        (claim,) = await self.claim(store)
+        assert claim.event.available_at == instant
+
+    @pytest.mark.asyncio
     async def test_a_claim_that_is_published_is_through(self, store: Store) -> None:
         claim = await self.one(store)
         assert await store.settle_claims([claim], ClaimResults(published=[claim.event])) == 0

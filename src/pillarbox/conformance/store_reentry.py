@@ -52,12 +52,14 @@ class ReentryTests(StoreSetup):
         event = self.event(
             available_at=instant, payload=b"\x00\xff", headers={"a": "b"}, topic="t", aggregate_version=3
         )
-        await store.add([event])
+        plain = self.event(available_at=instant + timedelta(seconds=1))
+        await store.add([event, plain])
         await store.reenter_due(STREAM, 10)
-        (found,) = await self.read_soon(store, grant, 1)
-        changed = ("seq", "created_at", "occurred_at", "status", "available_at")
+        found, found_plain = await self.read_soon(store, grant, 2)
+        changed = ("seq", "created_at", "occurred_at", "status")
         same = [name for name in Event._fields if name not in changed]
         assert [getattr(found, name) for name in same] == [getattr(event, name) for name in same]
+        assert found_plain.available_at == plain.available_at
         await self.publish(store, grant, found)
         (seen,) = await store.find_by_id(event.id)
         assert (seen.event.available_at, seen.event.status) == (instant, Status.PUBLISHED)

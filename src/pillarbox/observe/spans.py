@@ -106,6 +106,7 @@ class Spans:
         ended_ns: int,
         attributes: dict[str, AttributeValue],
     ) -> None:
+        said = outcome_name(outcome) or "untried"
         span = self._tracer.start_span(
             f"publish {event.topic or event.stream}",
             context,
@@ -115,13 +116,14 @@ class Spans:
                 "messaging.operation.name": "publish",
                 "messaging.operation.type": "send",
                 "messaging.message.id": str(event.id),
-                "outbox.outcome": outcome_name(outcome) or "untried",
+                "outbox.outcome": said,
             },
             [link],
             begun_ns,
         )
         if outcome.result is not Result.PUBLISHED:
-            span.set_status(StatusCode.ERROR, outcome.error)
+            # Not the error: it may be the text of a handler's exception, which may hold a payload.
+            span.set_status(StatusCode.ERROR, said)
         span.end(ended_ns)
 
 

@@ -48,9 +48,18 @@ async def why(
 
     wait: sleeps for so many seconds, so that the speed of its shard can be measured; none: the speed is not told.
     Raises SeveralStreams if no stream is given and several have the id."""
-    events = [each for each in await store.find_by_id(id) if stream is None or each.event.stream == stream]
+    everywhere = await store.find_by_id(id)
+    events = [each for each in everywhere if stream is None or each.event.stream == stream]
     if len(events) > 1:
         raise SeveralStreams({id: [each.event.stream for each in events]})
+    if everywhere and not events:
+        streams = sorted(each.event.stream for each in everywhere)
+        return Why(
+            "elsewhere",
+            f"stream {stream!r} has no event {id}; it is in stream {' and '.join(map(repr, streams))}",
+            f"pillarbox events why {id} --stream {quote(streams[0])}",
+            {"streams": streams},
+        )
     if not events:
         return Why(
             "unknown",
@@ -103,7 +112,7 @@ def _workers(place: _Place) -> Why | None:
         gone = [worker for worker in place.workers if worker.shards]
         hint = f"; worker {gone[0].name} that had it is gone" if gone else ""
         sentence = f"no relay serves its stream {place.stream!r}{hint}"
-        return Why("unserved", sentence, "pillarbox relay", {"stream": place.stream})
+        return Why("unserved", sentence, f"pillarbox relay --stream {quote(place.stream)}", {"stream": place.stream})
     waiting = [worker for worker in live if worker.circuit_error is not None]
     # Another worker may reach the destination, and then has the shards of all.
     if len(waiting) < len(live):
@@ -129,6 +138,8 @@ async def _key(store: Desk, place: _Place) -> Why | None:
         # Of the first event of a key only the key has the instant of its next attempt.
         return _failed(place, keys[0].next_attempt_at) if keys else None
     key = keys[0]
+    if key.head is None:
+        return None  # nothing of it is failed or held any more, and its worker is about to release it
     facts = {"key": event.key, "mode": key.mode.value, "head": str(key.head), "error": key.error}
     if key.mode is HoldMode.RETRYING:
         due = "soon" if key.next_attempt_at is None else _when(place, key.next_attempt_at)

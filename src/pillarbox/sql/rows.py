@@ -1,4 +1,4 @@
-"""From rows to events. A row has the fields of ``Event`` up to ``headers``, in their order."""
+"""From rows to events. A row has the fields of ``Event`` up to ``headers``, in their order, and ``available_at``."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +9,9 @@ from uuid import UUID
 from pillarbox.event import NO_HEADERS, Event, Status
 from pillarbox.unreadable import CANNOT_READ, NO_REASON, check_headers, read_partly
 
-FIELDS: Final = Event._fields[: Event._fields.index("headers") + 1]
-ID, SEQ, PAYLOAD, CREATED_AT, OCCURRED_AT, HEADERS = (
-    FIELDS.index(name) for name in ("id", "seq", "payload", "created_at", "occurred_at", "headers")
+FIELDS: Final = (*Event._fields[: Event._fields.index("headers") + 1], "available_at")
+ID, SEQ, PAYLOAD, CREATED_AT, OCCURRED_AT, HEADERS, AVAILABLE_AT = (
+    FIELDS.index(name) for name in ("id", "seq", "payload", "created_at", "occurred_at", "headers", "available_at")
 )
 ADDED: Final = len(FIELDS)  # the first of the columns that a statement adds to those of an event
 
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 def _event(row: Sequence[Any], stream: str, status: Status) -> Event:
-    headers, occurred_at = row[HEADERS], row[OCCURRED_AT]
+    headers, occurred_at, available_at = row[HEADERS], row[OCCURRED_AT], row[AVAILABLE_AT]
     # Without the constructor: its keywords cost more than all the rest.
     return tuple.__new__(
         Event,
@@ -36,17 +36,17 @@ def _event(row: Sequence[Any], stream: str, status: Status) -> Event:
             check_headers(json.loads(headers)) if headers else NO_HEADERS,
             stream,
             status,
-            None,
+            None if available_at is None else _aware(available_at),
         ),
     )
 
 
 def _events(rows: Sequence[Sequence[Any]], stream: str, status: Status) -> list[Event]:
-    # Most events have no headers and no instant of their own. This path costs half as much.
+    # Most events have no headers and no instants of their own. This path costs half as much.
     new = tuple.__new__
     return [
         new(Event, (*row[:OCCURRED_AT], row[CREATED_AT], NO_HEADERS, stream, status, None))
-        if row[OCCURRED_AT] is None and row[HEADERS] is None
+        if row[OCCURRED_AT] is None and row[HEADERS] is None and row[AVAILABLE_AT] is None
         else _event(row, stream, status)
         for row in rows
     ]
@@ -71,15 +71,16 @@ def converted(uuid: Callable[[Any], UUID], instant: Callable[[Any], datetime]) -
         cells = list(row)
         cells[ID] = uuid(cells[ID])
         cells[CREATED_AT] = instant(cells[CREATED_AT])
-        if cells[OCCURRED_AT] is not None:
-            cells[OCCURRED_AT] = instant(cells[OCCURRED_AT])
+        for place in (OCCURRED_AT, AVAILABLE_AT):
+            if cells[place] is not None:
+                cells[place] = instant(cells[place])
         return _event(cells, stream, status)
 
     def events(rows: Sequence[Sequence[Any]], stream: str, status: Status) -> list[Event]:
         new = tuple.__new__
         made = []
         for row in rows:
-            if row[OCCURRED_AT] is None and row[HEADERS] is None:
+            if row[OCCURRED_AT] is None and row[HEADERS] is None and row[AVAILABLE_AT] is None:
                 at = instant(row[CREATED_AT])
                 cells = (uuid(row[ID]), *row[1:CREATED_AT], at, *row[CREATED_AT + 1 : OCCURRED_AT], at)
                 made.append(new(Event, (*cells, NO_HEADERS, stream, status, None)))
@@ -109,7 +110,11 @@ def readable(
 
 def partly(rows: Rows, row: Sequence[Any], stream: str, status: Any = Status.PENDING) -> tuple[Event, str]:
     """An event as far as its row can be read, and the reason why that is not all of it."""
-    decode = {"id": rows.uuid, "created_at": rows.instant, "occurred_at": rows.instant, "headers": json.loads}
+    decode: dict[str, Callable[[Any], Any]] = {
+        "id": rows.uuid,
+        **dict.fromkeys(("created_at", "occurred_at", "available_at"), rows.instant),
+        "headers": json.loads,
+    }
     cells = dict(zip(FIELDS, row, strict=False))
     return read_partly({**cells, "stream": stream, "status": status}, decode)
 

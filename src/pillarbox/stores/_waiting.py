@@ -50,6 +50,9 @@ def summary(
         if state in _STATES and (place, state) != ("due", Status.FAILED):
             counts[Status(state)] = count
     full = {place for place, count in read.items() if count >= limit}
+    if "both" in full and keys.get(HoldMode.RETRYING):
+        # A long key fills the index. Each retrying key has a failed event.
+        counts[Status.FAILED] = max(counts.get(Status.FAILED, 0), keys[HoldMode.RETRYING])
     return StreamGauges(
         stream=stream,
         mode=mode,

@@ -9,6 +9,7 @@ from pillarbox.batch import Batch
 from pillarbox.durations import Duration, seconds_of
 from pillarbox.envelopes import Envelope, HeaderBuilder, envelope_named, pulsar
 from pillarbox.errors import ConfigError, MissingExtra, Outage
+from pillarbox.finding import Finding, failed, ok
 from pillarbox.hints import hint
 from pillarbox.publisher import UNTRIED, Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.publishers._link import Link
@@ -135,6 +136,19 @@ class PulsarPublisher(Publisher):
                 self._senders = Senders(await asyncio.to_thread(self._connect), "pulsar")
                 self._was_open = True
 
+    async def examine(self) -> Sequence[Finding]:
+        """The default topic: whether it can be written. The brokers tell a client nothing of copies."""
+        if self._senders is None:
+            raise Outage(f"{self.description} is not open; call open() first")
+        if not self._topic:
+            return []
+        refusal = await asyncio.to_thread(self._ask)
+        name = self._namespace.topic(self._topic)
+        if refusal is not None:
+            return [failed("address", str(refusal.error), "see the sentence")]
+        said = f"a message has at most {self._settings.max_message_bytes:,} bytes"
+        return [ok("address", f"topic {name!r} can be written"), ok("limits", said)]
+
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per event. Waits while no broker answers."""
         if not batch:
@@ -153,27 +167,40 @@ class PulsarPublisher(Publisher):
 
     def _connect(self) -> list[Sender]:
         partitions, link = Partitions(self.description), Link(self.description, logger)
-        senders = [
-            Sender(
-                settings=self._settings,
-                namespace=self._namespace,
-                partitions=partitions,
-                link=link,
-                message_of=self._message_of,
-                default_topic=self._topic,
-                stuck_seconds=self._stuck_seconds,
-            )
-            for _ in range(self._producers)
-        ]
+        senders = [self._sender(partitions, link) for _ in range(self._producers)]
         try:
             for sender in senders if self._topic else ():
                 sender.connect()
         except (AwayError, NoAccessError) as error:
             for sender in senders:
                 sender.close()
-            # The client reports a refused login or certificate as a broker that does not answer.
-            raise Outage(
-                f"{self.description} cannot be reached ({error}); the relay tries again. "
-                "If a broker listens there, check the credentials and certificates"
-            ) from error
+            raise self._outage(error) from error
         return senders
+
+    def _ask(self) -> Outcome | None:
+        """Why the default topic cannot be written; None: it can be."""
+        sender = self._sender(Partitions(self.description), Link(self.description, logger))
+        try:
+            return sender.connect()
+        except (AwayError, NoAccessError) as error:
+            raise self._outage(error) from error
+        finally:
+            sender.close()
+
+    def _sender(self, partitions: Partitions, link: Link) -> Sender:
+        return Sender(
+            settings=self._settings,
+            namespace=self._namespace,
+            partitions=partitions,
+            link=link,
+            message_of=self._message_of,
+            default_topic=self._topic,
+            stuck_seconds=self._stuck_seconds,
+        )
+
+    def _outage(self, error: Exception) -> Outage:
+        # The client reports a refused login or certificate as a broker that does not answer.
+        return Outage(
+            f"{self.description} cannot be reached ({error}); the relay tries again. "
+            "If a broker listens there, check the credentials and certificates"
+        )

@@ -124,9 +124,10 @@ class Sender:
         self._problems: dict[str, tuple[float, Target]] = {}
         self.stop = threading.Event()
 
-    def connect(self) -> None:
-        """Connect to the default topic now, not with the first event. Raises AwayError and NoAccessError."""
-        self._target("")
+    def connect(self) -> Outcome | None:
+        """Connect to the default topic now, not with the first event; returns why it cannot be written, if so. Raises
+        AwayError and NoAccessError."""
+        return self._target("").refusal
 
     def close(self) -> None:
         self._connection.drop()

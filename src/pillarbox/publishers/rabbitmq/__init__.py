@@ -7,16 +7,20 @@ from typing import Any, Final, Self
 from pillarbox.batch import Batch
 from pillarbox.durations import Duration, seconds_of
 from pillarbox.envelopes import Envelope, HeaderBuilder, RabbitMQMessage, envelope_named, rabbitmq
-from pillarbox.errors import ConfigError, MissingExtra
+from pillarbox.errors import ConfigError, MissingExtra, Outage
 from pillarbox.event import Event
+from pillarbox.finding import Finding, ok
 from pillarbox.imports import load_object
 from pillarbox.publisher import UNTRIED, Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.publishers._link import Link
 from pillarbox.tasks import PerLoop
 
 try:
-    from pillarbox.amqp import TLS_OPTIONS, Server, is_name, split_url
+    from aiormq.exceptions import AMQPError
+
+    from pillarbox.amqp import TLS_OPTIONS, AmqpConnection, Server, is_name, reason_of, split_url
     from pillarbox.publishers.rabbitmq.addresses import Addresses
+    from pillarbox.publishers.rabbitmq.examined import examine_address
     from pillarbox.publishers.rabbitmq.messages import Router
     from pillarbox.publishers.rabbitmq.sender import Sender, logger
 except ModuleNotFoundError as error:
@@ -138,6 +142,23 @@ class RabbitMQPublisher(Publisher):
             for sender in senders:
                 self._free.put_nowait(sender)
             self._is_open = self._was_open = True
+
+    async def examine(self) -> Sequence[Finding]:
+        """The default exchange or queue: whether it exists, and whether the queue has copies."""
+        if not self._is_open:
+            raise Outage(f"{self.description} is not open; call open() first")
+        exchange, queue = self._addresses.exchange, self._addresses.queue
+        if not (exchange or queue):
+            return []
+        limits = ok("limits", f"a message has at most {self._addresses.max_bytes:,} bytes")
+        connection = await AmqpConnection.connect(self._server, self._connect_seconds)
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                return [*await examine_address(connection, exchange, queue), limits]
+        except (AMQPError, TimeoutError, OSError) as error:
+            raise Outage(f"{self.description} cannot be examined: {reason_of(error)}") from error
+        finally:
+            await connection.close()
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per event. Waits while the server takes no messages because its memory or disk is full."""

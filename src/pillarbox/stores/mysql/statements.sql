@@ -102,7 +102,7 @@ LOCK IN SHARE MODE
 -- and the last column has its size.
 SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`, routing_key,
     CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
-    created_at, attempts, max_attempts, occurred_at, headers,
+    created_at, attempts, max_attempts, occurred_at, headers, available_at,
     CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
 FROM {event} FORCE INDEX ({ready_index}) WHERE stream = :stream AND shard = :shard AND status = 'pending' AND EXISTS (
     SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
@@ -113,7 +113,7 @@ ORDER BY seq LIMIT :limit
 -- planner turns EXISTS into a join, which sorts all pending events.
 SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
     e.routing_key, CASE WHEN length(e.payload) <= :inline THEN e.payload END AS payload, e.content_type, e.schema_id,
-    e.schema_version, e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers,
+    e.schema_version, e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers, e.available_at,
     CASE WHEN length(e.payload) > :inline THEN length(e.payload) END AS bytes, e.shard
 FROM {event} AS e FORCE INDEX ({ready_index})
 WHERE e.stream = :stream AND e.shard IN :shards AND e.status = 'pending' AND 1 = (SELECT 1 FROM {lease} AS l
@@ -132,7 +132,7 @@ WHERE stream = :stream AND shard = :shard AND next_attempt_at <= UTC_TIMESTAMP(6
 -- stores as key_hash.
 SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`, routing_key,
     CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
-    created_at, attempts, max_attempts, occurred_at, headers,
+    created_at, attempts, max_attempts, occurred_at, headers, available_at,
     CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes, status
 FROM {event} FORCE INDEX ({held_index}) WHERE held_hash = CRC32(:key) & 2147483647 AND stream = :stream
     AND shard = :shard AND `key` = :key AND status IN ('failed', 'held') AND EXISTS (
@@ -255,7 +255,8 @@ WHERE id IN :ids AND stream = :stream
 
 -- claimed: The events that were leased, with their tokens.
 SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`, routing_key, payload,
-    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers,
+    available_at, lease_token
 FROM {event} FORCE INDEX (by_id) WHERE id IN :ids AND stream = :stream ORDER BY seq
 
 -- renew_claim: Extend the lease of an event.
@@ -330,30 +331,36 @@ e.id IN :ids
 SELECT stream, count(*) FROM {worker} WHERE seen_until > UTC_TIMESTAMP(6) GROUP BY stream
 
 -- gauges: A stream's events by state, each counted up to :limit in the index that has them, with the oldest instant
--- since when one waits. Of pending events the first of each shard is the oldest; the index has it first, and ORDER BY
--- would sort all events of the shard.
-SELECT 'ready', 'pending', count(*), NULL FROM (SELECT 1 FROM {event} FORCE INDEX ({ready_index})
+-- since when one waits. The oldest of a state is the first of a shard; the index has it first, and ORDER BY would sort
+-- all events of the shard. Modes are counted without GROUP BY, whose temporary table costs more than all the rest.
+WITH RECURSIVE number (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n < :last_shard),
+first (since) AS (
+    SELECT (SELECT coalesce(available_at, created_at) FROM {event} FORCE INDEX ({ready_index})
+        WHERE status = 'pending' AND stream = :stream AND shard = n LIMIT 1) FROM number
+    UNION ALL SELECT (SELECT coalesce(available_at, created_at) FROM {event} FORCE INDEX ({ready_index})
+        WHERE status = 'failed' AND stream = :stream AND shard = n LIMIT 1) FROM number
+    UNION ALL SELECT (SELECT coalesce(available_at, created_at) FROM {event} FORCE INDEX ({ready_index})
+        WHERE status = 'held' AND stream = :stream AND shard = n LIMIT 1) FROM number
+    UNION ALL SELECT (SELECT coalesce(available_at, created_at) FROM {event} FORCE INDEX ({ready_index})
+        WHERE status = 'processing' AND stream = :stream AND shard = n LIMIT 1) FROM number)
+SELECT 'first', 'pending', 0, min(since) FROM first
+UNION ALL SELECT 'ready', 'pending', count(*), NULL FROM (SELECT 1 FROM {event} FORCE INDEX ({ready_index})
     WHERE status = 'pending' AND stream = :stream LIMIT :limit) AS part
-UNION ALL SELECT 'first', 'pending', 0, min(since) FROM (SELECT (
-    SELECT coalesce(available_at, created_at) FROM {event} FORCE INDEX ({ready_index})
-    WHERE status = 'pending' AND stream = :stream AND shard = n LIMIT 1) AS since
-    FROM (WITH RECURSIVE number (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n < :last_shard)
-        SELECT n FROM number) AS numbers) AS firsts
-UNION ALL SELECT 'failed', 'failed', count(*), min(since) FROM (
-    SELECT coalesce(available_at, created_at) AS since FROM {event} FORCE INDEX ({ready_index})
+UNION ALL SELECT 'failed', 'failed', count(*), NULL FROM (SELECT 1 FROM {event} FORCE INDEX ({ready_index})
     WHERE status = 'failed' AND stream = :stream LIMIT :limit) AS part
-UNION ALL SELECT 'held', 'held', count(*), min(since) FROM (
-    SELECT coalesce(available_at, created_at) AS since FROM {event} FORCE INDEX ({ready_index})
+UNION ALL SELECT 'held', 'held', count(*), NULL FROM (SELECT 1 FROM {event} FORCE INDEX ({ready_index})
     WHERE status = 'held' AND stream = :stream LIMIT :limit) AS part
-UNION ALL SELECT 'processing', 'processing', count(*), min(since) FROM (
-    SELECT coalesce(available_at, created_at) AS since FROM {event} FORCE INDEX ({ready_index})
+UNION ALL SELECT 'processing', 'processing', count(*), NULL FROM (SELECT 1 FROM {event} FORCE INDEX ({ready_index})
     WHERE status = 'processing' AND stream = :stream LIMIT :limit) AS part
 UNION ALL SELECT 'scheduled', 'scheduled', count(*), NULL FROM (SELECT 1 FROM {event} FORCE INDEX ({ready_index})
     WHERE status = 'scheduled' AND stream = :stream LIMIT :limit) AS part
 UNION ALL SELECT 'dead', 'dead', count(*), NULL FROM (SELECT 1 FROM {dead_letter} FORCE INDEX ({dead_index})
     WHERE consumer = '' AND stream = :stream LIMIT :limit) AS part
-UNION ALL SELECT 'keys', mode, count(*), NULL FROM (
-    SELECT mode FROM {held_key} WHERE stream = :stream LIMIT :limit) AS part GROUP BY mode
+UNION ALL SELECT 'keys', name, CASE name WHEN 'retrying' THEN retrying WHEN 'blocked' THEN blocked ELSE parked END, NULL
+    FROM (SELECT count(nullif(mode = 'retrying', 0)) AS retrying, count(nullif(mode = 'blocked', 0)) AS blocked,
+            count(nullif(mode = 'parked', 0)) AS parked
+        FROM (SELECT mode FROM {held_key} WHERE stream = :stream LIMIT :limit) AS part) AS counted
+    CROSS JOIN (SELECT 'retrying' AS name UNION ALL SELECT 'blocked' UNION ALL SELECT 'parked') AS modes
 
 -- held_key_events: The first failed or held event of a key, and how many there are up to :limit.
 SELECT (SELECT id FROM {event} FORCE INDEX ({held_index}) WHERE held_hash = CRC32(:key) & 2147483647
@@ -389,7 +396,7 @@ WHERE id = :id AND stream = :stream AND consumer = :consumer
 -- another process leases now are passed over.
 SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
     e.routing_key, e.payload, e.content_type, e.schema_id, e.schema_version, e.created_at, e.attempts, e.max_attempts,
-    e.occurred_at, e.headers, e.stream, e.error
+    e.occurred_at, e.headers, e.available_at, e.stream, e.error
 FROM {dead_letter} AS e WHERE e.consumer = :consumer AND e.replay_at <= UTC_TIMESTAMP(6)
     AND (e.lease_until IS NULL OR e.lease_until < UTC_TIMESTAMP(6))
 ORDER BY e.seq LIMIT :limit FOR UPDATE SKIP LOCKED

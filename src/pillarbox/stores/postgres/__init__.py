@@ -84,6 +84,8 @@ class PostgresStore(SqlStore):
             turns=PostgresTurns(database, sql, floors),
             claims=PostgresClaims(database, sql),
             retention=PostgresRetention(database, sql),
+            written={"sleeper": "stream"},
+            read=["event_seq"],
             server=partial(
                 examine_server,
                 database,

@@ -28,6 +28,11 @@ async def examine_server(
     else:
         sentence = "fsync is off: after a crash committed events can be gone"
         found.append(failed("durability", sentence, "set fsync = on"))
+    if settings["autovacuum"][0] == "on":
+        found.append(ok("autovacuum", "autovacuum is on"))
+    else:
+        sentence = "autovacuum is off: what was deleted stays in the tables, and reads slow down"
+        found.append(warning("autovacuum", sentence, "set autovacuum = on"))
     ((used,),) = await db.fetch(sql["open_connections"])
     limit = int(settings["max_connections"][0]) - int(settings["superuser_reserved_connections"][0])
     found.append(connections(limit, used, pool_size + listens))

@@ -97,14 +97,14 @@ WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 -- nothing lifts the floor, and this one has not looked.
 (SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key,
     CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
-    created_at, attempts, max_attempts, occurred_at, headers,
+    created_at, attempts, max_attempts, occurred_at, headers, available_at,
     CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
 FROM {event} WHERE stream = :stream AND shard = :shard AND status = 'pending' AND seq >= :floor AND EXISTS (
     SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
     AND NOT EXISTS (SELECT 1 FROM {stream} WHERE name = :stream AND paused)
 ORDER BY seq LIMIT :limit)
 UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL FROM {stream} WHERE name = :stream AND paused
+    NULL, NULL, NULL, NULL FROM {stream} WHERE name = :stream AND paused
 
 -- read_joint: The same for several shards, each with its floor; the last column is the shard. The inner SELECT depends on
 -- the lease, so that it runs shard by shard and ends as soon as :limit is reached. An outer ORDER BY would read :limit
@@ -114,13 +114,13 @@ JOIN {lease} AS l ON l.stream = :stream AND l.shard = s.shard AND l.token = s.to
 CROSS JOIN LATERAL (
     SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key,
         CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
-        created_at, attempts, max_attempts, occurred_at, headers,
+        created_at, attempts, max_attempts, occurred_at, headers, available_at,
         CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
     FROM {event} WHERE stream = :stream AND shard = l.shard AND status = 'pending' AND seq >= s.floor
     ORDER BY seq LIMIT :limit) AS e
 WHERE NOT EXISTS (SELECT 1 FROM {stream} WHERE name = :stream AND paused) LIMIT :limit)
 UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL FROM {stream} WHERE name = :stream AND paused
+    NULL, NULL, NULL, NULL, NULL FROM {stream} WHERE name = :stream AND paused
 
 -- payloads: Payloads that stayed behind.
 SELECT id, payload FROM {event} WHERE id = ANY(:ids) AND stream = :stream
@@ -221,8 +221,8 @@ UPDATE {event} SET status = 'processing', attempts = least(attempts, 2147483646)
 WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
     WHERE stream = :stream AND shard = :shard AND status = 'pending' ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED))
 RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
-    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token,
-    set_config('synchronous_commit', 'on', true)
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers,
+    available_at, lease_token, set_config('synchronous_commit', 'on', true)
 
 -- claim_suspect: Lease one event that was in a crash.
 UPDATE {event} SET status = 'processing', attempts = least(attempts, 2147483646) + 1, next_attempt_at = NULL,
@@ -232,8 +232,8 @@ WHERE stream = :stream AND id = ANY(ARRAY(SELECT id FROM {event}
     WHERE stream = :stream AND next_attempt_at <= now() AND status = 'failed' AND suspect > 0
     ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED))
 RETURNING id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
-    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token,
-    set_config('synchronous_commit', 'on', true)
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers,
+    available_at, lease_token, set_config('synchronous_commit', 'on', true)
 
 -- renew_claim: Extend the lease of an event.
 UPDATE {event} SET lease_until = now() + :seconds * interval '1 second'
@@ -347,7 +347,7 @@ WHERE id = :id AND stream = :stream AND consumer = :consumer
 -- another process leases now are passed over.
 SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
     e.routing_key, e.payload, e.content_type, e.schema_id, e.schema_version, e.created_at, e.attempts, e.max_attempts,
-    e.occurred_at, e.headers, e.stream, e.error
+    e.occurred_at, e.headers, e.available_at, e.stream, e.error
 FROM {dead_letter} AS e WHERE e.consumer = :consumer AND e.replay_at <= now()
     AND (e.lease_until IS NULL OR e.lease_until < now())
 ORDER BY e.seq LIMIT :limit FOR UPDATE SKIP LOCKED
@@ -389,8 +389,8 @@ WHERE id = :id AND stream = :stream AND status = 'published'
 
 -- settings: Settings of the server and of this user that matter to a relay, with their units.
 SELECT name, setting, unit FROM pg_settings WHERE name IN ('statement_timeout', 'lock_timeout',
-    'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout', 'fsync', 'max_connections',
-    'superuser_reserved_connections')
+    'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout', 'fsync', 'autovacuum',
+    'max_connections', 'superuser_reserved_connections')
 
 -- open_connections: The connections of all users.
 SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'

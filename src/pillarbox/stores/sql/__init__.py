@@ -1,5 +1,7 @@
 """Shared by the SQL stores: one part for each contract, made of named statements."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from pillarbox.sql.rows import Rows
@@ -42,6 +44,8 @@ class SqlStore(ComposedStore):
         claims: Claims | None = None,
         retention: Retention | None = None,
         server: Server = no_server,
+        written: Mapping[str, str] = MappingProxyType({}),
+        read: Sequence[str] = (),
     ) -> None:
         insights = SqlInsights(database, statements, rows)
         super().__init__(
@@ -54,7 +58,7 @@ class SqlStore(ComposedStore):
             retention=retention or SqlRetention(database, statements),
             operator=SqlOperator(database, statements),
             insights=insights,
-            examined=SqlExamined(database, statements, server),
+            examined=SqlExamined(database, statements, server, written, read),
             gauges=SqlGauges(database, statements, rows, outbox, insights),
             writing=SqlWriting(database, statements),
             schema=schema,

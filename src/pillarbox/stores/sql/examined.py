@@ -1,6 +1,6 @@
 """Whether the rights of a user suffice on SQL: each table is asked for what a relay does, and nothing is changed."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from pillarbox.errors import NotAllowed, StoreDown, StoreError
@@ -29,18 +29,24 @@ async def no_server() -> Sequence[Finding]:
 
 
 class SqlExamined:
-    """The part that checks a server. server: the checks of one kind of server."""
+    """The part that checks a server. server: the checks of one kind of server. written, read: tables and sequences that
+    only this kind has, each table with a column."""
 
-    def __init__(self, db: Database, sql: Statements, server: Server = no_server) -> None:
-        self._db, self._sql, self._server = db, sql, server
+    def __init__(
+        self, db: Database, sql: Statements, server: Server, written: Mapping[str, str], read: Sequence[str]
+    ) -> None:
+        self._db, self._sql, self._server, self._written, self._read = db, sql, server, written, read
 
     async def examine(self) -> Sequence[Finding]:
         return [await self._rights(), *await self._server()]
 
     async def _rights(self) -> Finding:
-        wanted = [(right, table, column) for table, column in _WRITTEN.items() for right in _RIGHTS]
+        wanted = [
+            (right, table, column) for table, column in {**_WRITTEN, **self._written}.items() for right in _RIGHTS
+        ]
         wanted += [(right, table, column) for table, column in _ADDED_TO.items() for right in ("SELECT", "INSERT")]
         wanted += [(right, table, "") for table in _PRUNED for right in ("SELECT", "DELETE")]
+        wanted += [("SELECT", name, "") for name in self._read]
         lacking: dict[str, list[str]] = {}
         for right, table, column in wanted:
             statement = self._sql.make(_RIGHTS[right].replace("TABLE", f"{{{table}}}").replace("COLUMN", column))

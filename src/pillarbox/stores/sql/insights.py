@@ -113,12 +113,12 @@ class SqlInsights:
         return [self._found(row) for row in await self._db.fetch(statement, **given, limit=limit, whole=whole)]
 
     def _found(self, row: Sequence[Any]) -> Found:
-        stream, status, size, available, due, published, started, owner, until, token = row[ADDED : ADDED + 10]
-        error, error_at, errors, holds_key, consumer, replay_at = row[ADDED + 10 :]
+        stream, status, size, due, published, started, owner, until, token = row[ADDED : ADDED + 9]
+        error, error_at, errors, holds_key, consumer, replay_at = row[ADDED + 9 :]
         unreadable = ""
         try:
             event = self._rows.event(row[:ADDED], stream, Status(status))
-            event = event._replace(payload=event.payload or b"", available_at=self._instant(available))
+            event = event._replace(payload=event.payload or b"")
         except CANNOT_READ:
             cells = list(row[:ADDED])
             cells[PAYLOAD] = cells[PAYLOAD] or b""

@@ -45,7 +45,7 @@ SELECT h.key FROM {held_key} AS h WHERE h.stream = :stream AND h.shard = :shard
 -- read_key: The failed and held events of a key in order, if the shard is ours.
 SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key,
     CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
-    created_at, attempts, max_attempts, occurred_at, headers,
+    created_at, attempts, max_attempts, occurred_at, headers, available_at,
     CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes, status
 FROM {event} WHERE stream = :stream AND shard = :shard AND key = :key AND status IN ('failed', 'held') AND EXISTS (
     SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
@@ -147,16 +147,16 @@ SELECT min(stream) FROM (
 -- BY and LIMIT.
 SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
     e.routing_key, CASE WHEN :whole THEN e.payload END AS payload, e.content_type, e.schema_id, e.schema_version,
-    e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers, e.stream, e.status, length(e.payload),
-    e.available_at, e.next_attempt_at, e.published_at, e.processing_started_at, e.lease_owner, e.lease_until,
+    e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers, e.available_at, e.stream, e.status,
+    length(e.payload), e.next_attempt_at, e.published_at, e.processing_started_at, e.lease_owner, e.lease_until,
     e.lease_token, e.last_error, e.last_error_at, CASE WHEN :whole THEN e.errors END, 0, '', NULL
 FROM {event} AS e
 
 -- find_dead_letters: The same for dead letters; holds_key says whether the letter's key waits for it.
 SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
     e.routing_key, CASE WHEN :whole THEN e.payload END AS payload, e.content_type, e.schema_id, e.schema_version,
-    e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers, e.stream, 'dead', length(e.payload),
-    e.available_at, NULL, NULL, NULL, NULL, NULL, 0, e.error, e.died_at, CASE WHEN :whole THEN e.errors END,
+    e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers, e.available_at, e.stream, 'dead',
+    length(e.payload), NULL, NULL, NULL, NULL, NULL, 0, e.error, e.died_at, CASE WHEN :whole THEN e.errors END,
     (SELECT count(*) FROM {held_key} AS h
         WHERE h.stream = e.stream AND h.shard = e.shard AND h.key = e.key AND h.dead_head = e.id
         AND e.consumer = '') AS holds_key, e.consumer, e.replay_at

@@ -79,7 +79,7 @@ SELECT count(*) FROM {lease} WHERE stream = :stream AND shard IN (SELECT value F
 -- and the last column has its size.
 SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key,
     CASE WHEN length(payload) <= :inline THEN payload END AS payload, content_type, schema_id, schema_version,
-    created_at, attempts, max_attempts, occurred_at, headers,
+    created_at, attempts, max_attempts, occurred_at, headers, available_at,
     CASE WHEN length(payload) > :inline THEN length(payload) END AS bytes
 FROM {event} INDEXED BY {ready_index} WHERE stream = :stream AND shard = :shard AND status = 'pending' AND EXISTS (
     SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker)
@@ -90,7 +90,7 @@ ORDER BY seq LIMIT :limit
 -- order.
 SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
     e.routing_key, CASE WHEN length(e.payload) <= :inline THEN e.payload END AS payload, e.content_type, e.schema_id,
-    e.schema_version, e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers,
+    e.schema_version, e.created_at, e.attempts, e.max_attempts, e.occurred_at, e.headers, e.available_at,
     CASE WHEN length(e.payload) > :inline THEN length(e.payload) END AS bytes, l.shard
 FROM {lease} AS l CROSS JOIN {event} AS e INDEXED BY {ready_index}
 WHERE l.stream = :stream AND l.shard IN (SELECT value FROM json_each(:shards))
@@ -171,7 +171,8 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
 
 -- claimed: The events that were leased, with their tokens.
 SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, key, routing_key, payload,
-    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers, lease_token
+    content_type, schema_id, schema_version, created_at, attempts, max_attempts, occurred_at, headers,
+    available_at, lease_token
 FROM {event} WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream ORDER BY seq
 
 -- renew_claim: Extend the lease of an event.
@@ -276,7 +277,7 @@ WHERE id = :id AND stream = :stream AND consumer = :consumer
 -- due_replays: Dead letters that a consumer shall apply again and that nobody has leased, in order of seq.
 SELECT e.id, e.seq, e.tenant, e.topic, e.type, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.key,
     e.routing_key, e.payload, e.content_type, e.schema_id, e.schema_version, e.created_at, e.attempts, e.max_attempts,
-    e.occurred_at, e.headers, e.stream, e.error
+    e.occurred_at, e.headers, e.available_at, e.stream, e.error
 FROM {dead_letter} AS e WHERE e.consumer = :consumer AND e.replay_at <= strftime('%Y-%m-%d %H:%M:%f', 'now')
     AND (e.lease_until IS NULL OR e.lease_until < strftime('%Y-%m-%d %H:%M:%f', 'now'))
 ORDER BY e.seq LIMIT :limit
