@@ -52,6 +52,7 @@ class Run:
     consumers: int
     partitions: int
     planted: str | None = None
+    broker: str = "kafka"
     began: float = 0.0
     healed: float = 0.0
     rested: float | None = None  # when all was committed; None: never

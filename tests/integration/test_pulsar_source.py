@@ -1,4 +1,5 @@
 import asyncio
+import time
 from typing import Any
 
 import pulsar as client_library
@@ -10,6 +11,7 @@ from pillarbox.source import Order
 from pillarbox.sources.pulsar import PulsarSource
 from pillarbox.urls import source_from_url
 from servers import Pulsar
+from servers.fixtures import OwnServer
 from tests.pulsar_cluster import Cluster
 
 pytestmark = pytest.mark.asyncio
@@ -34,8 +36,8 @@ async def send(cluster: Cluster, topic: str, messages: list[tuple[str, bytes]], 
     await asyncio.to_thread(work)
 
 
-async def opened(cluster: Cluster, topic: str) -> Reader:
-    reader = Reader(PulsarSource(servers=cluster.servers, topic=topic, connect_timeout="20s"), 60.0)
+async def opened(cluster: Cluster, topic: str, connect_timeout: str = "20s") -> Reader:
+    reader = Reader(PulsarSource(servers=cluster.servers, topic=topic, connect_timeout=connect_timeout), 60.0)
     await reader.source.open("cards", reader)
     return reader
 
@@ -87,6 +89,30 @@ async def test_a_part_of_a_batch_can_be_settled(cluster: Cluster) -> None:
     second = await opened(cluster, topic)
     assert [message.body for message in await second.read(6)] == [b"%d" % n for n in range(4, 10)]
     await second.source.close()
+
+
+@pytest.mark.long
+async def test_after_an_outage_a_new_client_reads_on(own_server: OwnServer) -> None:
+    server = own_server(Pulsar)
+    cluster = Cluster(server)
+    topic = cluster.topic()
+    await send(cluster, topic, [("a", b"1"), ("a", b"2")])
+    reader = await opened(cluster, topic, connect_timeout="2s")
+    first = await reader.read(2)
+    reader.settle(first[:1])
+    # Longer than the patience of the client with its first tries
+    server.kill()
+    begun = time.monotonic()
+    while time.monotonic() < begun + 20:
+        await reader.receive()
+    await asyncio.to_thread(server.start)
+    await send(cluster, topic, [("a", b"3")])
+    await reader.read_until(lambda: b"3" in reader.bodies, "the message after the outage")
+    # What was not settled comes again before it.
+    again = reader.bodies[2:]
+    assert again[-2:] == [b"2", b"3"]
+    assert reader.gone == [first[0].lane]
+    await reader.source.close()
 
 
 async def test_a_missing_topic_is_an_outage_that_says_so(cluster: Cluster) -> None:

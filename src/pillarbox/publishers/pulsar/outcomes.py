@@ -73,6 +73,10 @@ class Outcomes:
         )
 
     @staticmethod
+    def is_of_event(name: str) -> bool:
+        return name == "MessageTooBig" or name in _REFUSED
+
+    @staticmethod
     def is_of_address(name: str) -> bool:
         return name in _ADDRESS_ERRORS
 
