@@ -75,8 +75,8 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
         run = _run(plan, database.version(), broker)
         feed, crew = Feed(broker.writer(), plan.seed, plan.per_second), Crew(folder, orders, plan.consumers, doors)
         crew.fill()
+        feed.start()  # a consumer of RabbitMQ is told of the queue with the first message
         _await_start(crew)
-        feed.start()
         restless = broker.restless(orders) if plan.restless else None
         if restless is not None:
             restless.start()
