@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 import time
 import urllib.request
@@ -128,6 +129,7 @@ class RabbitMQQueue(Broker):
     topic = f"{NAME}.consumed"
 
     def __init__(self) -> None:
+        logging.getLogger("aiormq").setLevel(logging.ERROR)  # it tells of each connection that a fault has cut
         self._broker = RabbitMQBroker()
         self.server = self._broker.server
 
