@@ -7,6 +7,7 @@ import pytest
 
 from pillarbox.conformance.source import Reader
 from pillarbox.errors import ConfigError, Outage
+from pillarbox.pulsar import client as pulsar_client
 from pillarbox.source import Order
 from pillarbox.sources.pulsar import PulsarSource
 from pillarbox.urls import source_from_url
@@ -89,6 +90,28 @@ async def test_a_part_of_a_batch_can_be_settled(cluster: Cluster) -> None:
     second = await opened(cluster, topic)
     assert [message.body for message in await second.read(6)] == [b"%d" % n for n in range(4, 10)]
     await second.source.close()
+
+
+async def test_a_cancelled_open_leaves_no_member_behind(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = cluster.topic()
+    begun = asyncio.Event()
+    loop, subscribe = asyncio.get_running_loop(), pulsar_client.new_consumer
+
+    def slow(*given: Any, **options: Any) -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        return subscribe(*given, **options)
+
+    monkeypatch.setattr("pillarbox.sources.pulsar.new_consumer", slow)
+    opening = asyncio.create_task(opened(cluster, topic))
+    await begun.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    # Another consumer of that name gets every key.
+    reader = await opened(cluster, topic)
+    await send(cluster, topic, [(f"k{n}", b"%d" % n) for n in range(50)])
+    await reader.read(50)
+    await reader.source.close()
 
 
 @pytest.mark.long

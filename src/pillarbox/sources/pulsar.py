@@ -165,12 +165,21 @@ class PulsarSource:
     async def _reopen(self) -> None:
         if self._open is None or self._thread is None:
             return
-        call: Future[_Session] = self._thread.submit(self._open)
         try:
-            self._session = await finished(call)
+            self._session = await self._subscribed(self._thread, self._open)
         except pulsar.PulsarException as error:
             raise self._outage(error) from error
         self._session.lanes.assigned([self._session.lane])
+
+    @staticmethod
+    async def _subscribed(thread: Thread, subscribe: Callable[[], "_Session"]) -> "_Session":
+        call: Future[_Session] = thread.submit(subscribe)
+        try:
+            return await finished(call)
+        except asyncio.CancelledError:
+            if not call.cancelled() and call.exception() is None:
+                thread.submit(call.result().close)  # else this member would keep messages that nobody settles
+            raise
 
     async def _replaced(self, session: "_Session") -> bool:
         """Whether a new client could subscribe. The old one waits up to a minute before it connects again."""
@@ -178,7 +187,7 @@ class PulsarSource:
             if self._open is None or self._thread is None or self._session is not session:
                 return False
             try:
-                new = await finished(self._thread.submit(self._open))
+                new = await self._subscribed(self._thread, self._open)
             except pulsar.PulsarException:
                 return False
             self._session = new
