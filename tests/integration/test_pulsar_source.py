@@ -80,16 +80,30 @@ async def test_two_sources_share_keys_and_keep_their_order(cluster: Cluster) -> 
     await second.source.close()
 
 
-async def test_a_part_of_a_batch_can_be_settled(cluster: Cluster) -> None:
-    topic = cluster.topic()
-    await send(cluster, topic, [("k", b"%d" % n) for n in range(10)], batching_enabled=True)
-    first = await opened(cluster, topic)
-    messages = await first.read(10)
-    first.settle(messages[:4])
-    await first.source.close()
-    second = await opened(cluster, topic)
-    assert [message.body for message in await second.read(6)] == [b"%d" % n for n in range(4, 10)]
-    await second.source.close()
+async def test_a_batch_that_was_settled_in_part_holds_up_no_key(cluster: Cluster) -> None:
+    # Given consumers that end in the middle of a batch
+    topics = [cluster.topic() for _ in range(4)]
+
+    async def moved(topic: str) -> None:
+        kinds = {"batching_enabled": True, "batching_type": client_library.BatchingType.KeyBased}
+        await send(cluster, topic, [("k", b"%d" % n) for n in range(4)], **kinds)
+        first = await opened(cluster, topic)
+        first.settle((await first.read(4))[:2])
+        await first.source.close()
+        # The whole batch comes again, to be settled by the next one.
+        second = await opened(cluster, topic)
+        second.settle(await second.read(4))
+        assert second.bodies == [b"0", b"1", b"2", b"3"]
+        # When more consumers join, so that the key most likely moves
+        readers = [second, *[await opened(cluster, topic) for _ in range(3)]]
+        await send(cluster, topic, [("k", b"new")])
+        # Then its next message comes to one of them
+        async with asyncio.timeout(30):
+            while not any(b"new" in reader.bodies for reader in readers):
+                await asyncio.gather(*(reader.receive() for reader in readers))
+        await asyncio.gather(*(reader.source.close() for reader in readers))
+
+    await asyncio.gather(*map(moved, topics))
 
 
 async def test_a_cancelled_open_leaves_no_member_behind(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
