@@ -86,8 +86,8 @@ figures: env ## put the tables and plots of a benchmark into the documentation (
 prove: env servers ## break servers and relays for a while and check every event (STORE= BROKER= SECONDS= SEED= ARGS=)
 	@$(PY) -m proof run --store $(STORE) --broker $(BROKER) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-consumers: env servers ## the same for consumers of Kafka (STORE=postgres or mongo, SECONDS= SEED= ARGS=)
-	@$(PY) -m proof consumers --store $(STORE) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+consumers: env servers ## the same for consumers (STORE=postgres or mongo, BROKER=kafka, pulsar or rabbitmq, SECONDS= SEED= ARGS=)
+	@$(PY) -m proof consumers --store $(STORE) --broker $(BROKER) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 long: env available ## run the tests that take minutes: three MongoDB nodes, the proxy, rarely used servers
 	@$(PYTEST) -n 2 --dist loadfile -m long

@@ -49,6 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--broker", choices=BROKERS, default="kafka", help="default kafka")
     running.add_argument("--seconds", type=float, default=60.0, help="how long events are written; default 60")
     running.add_argument("--seed", type=int, help="default: a random one, which is printed")
+    running.add_argument(
+        "--kills",
+        type=int,
+        default=0,
+        metavar="N",
+        help="go on, for a minute at most, until so many relays were killed",
+    )
     running.add_argument("--workers", type=int, default=3, metavar="N", help="relays; default 3")
     running.add_argument("--faults", choices=("all", "none", "term"), default="all", help="default all")
     only = (
@@ -60,8 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep the history there; default: only if it fails"
     )
-    consuming = commands.add_parser("consumers", help="the same for consumers of Kafka; exit code: 0 passed")
+    consuming = commands.add_parser("consumers", help="the same for consumers; exit code: 0 passed")
     consuming.add_argument("--store", choices=("postgres", "mongo"), default="postgres", help="default postgres")
+    consuming.add_argument("--broker", choices=BROKERS[:-1], default="kafka", help="default kafka")
     consuming.add_argument("--seconds", type=float, default=60.0, help="how long messages are written; default 60")
     consuming.add_argument("--seed", type=int, help="default: a random one, which is printed")
     consuming.add_argument(
@@ -87,6 +95,7 @@ def run(asked: argparse.Namespace) -> int:
         seconds=asked.seconds,
         seed=seed,
         workers=asked.workers,
+        least_kills=asked.kills,
         faults=asked.faults,
         only=asked.only,
         on_dead=asked.on_dead,
@@ -105,6 +114,7 @@ def run_consumers(asked: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(1_000_000) if asked.seed is None else asked.seed
     plan = Plan(
         store=asked.store,
+        broker=asked.broker,
         seconds=asked.seconds,
         seed=seed,
         per_second=asked.rate,

@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
@@ -34,6 +35,15 @@ def _modes(proxy: Proxy, chance: Random) -> list[tuple[str, Callable[[], Any]]]:
         ("drop replies", lambda: proxy.drop("to_client")),
         ("cut", lambda: proxy.cut_after(chance.randint(100, 20_000), "to_client")),
     ]
+
+
+def started(server: Server) -> Broken:
+    """Start a server. Other faults go on meanwhile: some brokers need half a minute."""
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(server.start)
+        while not starting.done():
+            yield 0.1
+        starting.result()
 
 
 class Breaks:
@@ -351,7 +361,7 @@ class Breaks:
             begun = time.monotonic()
             self._broker.kill()
             yield self._chance.uniform(0.5, 3.0)
-            self._broker.start()
+            yield from started(self._broker)
             self._away.discard("broker")
             self._note("broker", at=begun)
 

@@ -28,12 +28,13 @@ class Injector(Breaks):
         seconds: float,
         least: int = 0,
         every_point: bool = False,
+        least_kills: int = 0,
     ) -> None:
         """``only``: one kind of fault, again and again. After a colon: points, a clock or the action of an operator:
         ``kill_at_point:settled``, ``stop_at_point:reading,settling``, ``clock:3600``, ``operator:replay``."""
         only, _, detail = (only or "").partition(":")
         super().__init__(chance, database, broker, crew, detail)
-        self._least, self._every_point = least, every_point
+        self._least, self._every_point, self._least_kills = least, every_point, least_kills
         self._active: list[tuple[float, Broken]] = []
         self._next = time.monotonic() + min(1.5, seconds / 8)
         # No new fault shortly before the end, so that faults end before the recovery is measured.
@@ -87,7 +88,9 @@ class Injector(Breaks):
 
     def is_enough(self) -> bool:
         """Whether the run has had the faults that its plan demands."""
-        return self.done >= self._least and (not self._every_point or self._killed_at.issuperset(POINTS))
+        if self.done < self._least or len(self._killed) < self._least_kills:
+            return False
+        return not self._every_point or self._killed_at.issuperset(POINTS)
 
     def _go_on(self, fault: Broken) -> None:
         try:

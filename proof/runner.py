@@ -60,6 +60,7 @@ class Plan:
     prune_seconds: float = 5.0
     least_faults: int = 0  # the load goes on until there were this many faults
     least_transactions: int = 0
+    least_kills: int = 0
     every_point: bool = False  # and until a relay was killed at each point
     stuck_seconds: float = 60.0  # a backlog that does not change for this long is stuck
     rejected: float | None = None
@@ -130,7 +131,16 @@ def _break_things(
     chance = random.Random(plan.seed)
     server = None if broker is None else broker.server
     injector = Injector(
-        plan.faults, plan.only, chance, database, server, crew, plan.seconds, plan.least_faults, plan.every_point
+        plan.faults,
+        plan.only,
+        chance,
+        database,
+        server,
+        crew,
+        plan.seconds,
+        plan.least_faults,
+        plan.every_point,
+        plan.least_kills,
     )
     begun = told = time.monotonic()
     while (now := time.monotonic()) < begun + plan.seconds or (

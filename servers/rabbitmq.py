@@ -56,13 +56,19 @@ class RabbitMQ(Server):
         self.launch_helper(["epmd", "-address", "127.0.0.1", "-port", str(self._names_port)])
         return [str(self.folder / "sbin" / "rabbitmq-server")]
 
-    def ctl(self, *arguments: str) -> None:
-        """Run ``rabbitmqctl`` on this node."""
+    def messages(self, queue: str) -> int:
+        """The messages that a queue has, also those that a consumer has not settled."""
+        lines = self.ctl("--silent", "list_queues", "name", "messages").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.split()[0] == queue)
+
+    def ctl(self, *arguments: str) -> str:
+        """Run ``rabbitmqctl`` on this node. Returns what it prints."""
         program = next(HOMES.glob("rabbitmq_server-*")) / "escript" / "rabbitmqctl"
         environment = {**os.environ, **self.environment()}
         done = subprocess.run([str(program), *arguments], env=environment, capture_output=True, text=True)
         if done.returncode:
             raise ServerError(f"rabbitmqctl {arguments[0]} failed: {done.stderr or done.stdout}")
+        return done.stdout
 
     def _copy_home(self, home: Path) -> None:
         # Erlang looks for each of a thousand modules in every folder of its path. Without the plugins of

@@ -18,6 +18,7 @@ def card(report: Report) -> dict[str, Any]:
         "seed": run.seed,
         "versions": run.versions,
         "seconds": run.seconds,
+        "broker": run.broker,
         "store": run.store,
         "planted": run.planted,
         "consumers": run.consumers,
@@ -52,11 +53,12 @@ def card(report: Report) -> dict[str, Any]:
 def text(card: dict[str, Any]) -> str:
     """The card as a table."""
     versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items() if name != "commit")
+    places = "one queue" if card["partitions"] == 1 else f"{card['partitions']} partitions"
     after = card["seconds_after_healing"]
     rows = [
-        ("run", f"seed {card['seed']}, kafka to {card['store']}, {card['seconds']:g} s"),
+        ("run", f"seed {card['seed']}, {card['broker']} to {card['store']}, {card['seconds']:g} s"),
         ("versions", f"{versions}; commit {card['versions'].get('commit', 'unknown')}"),
-        ("consumers", f"{card['consumers']} on {card['partitions']} partitions"),
+        ("consumers", f"{card['consumers']} on {places}"),
         ("events", f"{card['events']} in {card['messages']} messages, {card['effects']} effects, {card['dead']} dead"),
         ("faults", ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in card["faults"].items()) or "none"),
         ("rebalances", f"consumers got partitions {card['assignments']} times"),

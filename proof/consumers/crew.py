@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -15,13 +16,14 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from proof.consumers.databases import CONSUMER
 from proof.consumers.worker import Orders, run
+from proof.proxy import Proxy
 
 _JOINED_SECONDS: Final = 1.0
 _PATIENCE_SECONDS: Final = 1.5
 # Consumers are forked from a process that has imported everything: a storm of kills would else be one of imports.
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["proof.consumers.worker", "sqlalchemy.ext.asyncio", "asyncpg", "pymongo"])
-_ASSIGNED: Final = b"' has proof/"  # in the log of a consumer that gets partitions
+_ASSIGNED: Final = b"' has proof"  # in the log of a consumer that gets partitions
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Member:
     process: ForkServerProcess
     log: Path
     patience: float  # how long it may work before a fault hits it
+    door: Proxy | None = None  # to the broker
     since: float | None = None  # when it was seen to have partitions
 
     @property
@@ -56,8 +59,10 @@ class Member:
 class Crew:
     """Starts and ends the consumers; ``close`` ends all of them."""
 
-    def __init__(self, folder: Path, orders: Orders, size: int) -> None:
+    def __init__(self, folder: Path, orders: Orders, size: int, doors: Sequence[Proxy] = ()) -> None:
+        """``doors``: proxies to the broker; without any the consumers reach it directly."""
         self._folder, self._orders, self._size = folder, orders, size
+        self.doors = doors
         self._chance = Random(orders.seed)
         self.members: list[Member] = []
 
@@ -75,9 +80,13 @@ class Crew:
             name = f"c{len(self.members) + 1}"
             file = self._folder / f"{name}.log"
             file.touch()
-            process = _FORKS.Process(target=run, args=(replace(self._orders, name=name), str(file)))
+            orders, door = replace(self._orders, name=name), None
+            if self.doors:
+                door = self.doors[len(self.members) % len(self.doors)]
+                orders.servers = f"127.0.0.1:{door.port}"
+            process = _FORKS.Process(target=run, args=(orders, str(file)))
             process.start()
-            self.members.append(Member(name, process, file, self._chance.uniform(0.0, _PATIENCE_SECONDS)))
+            self.members.append(Member(name, process, file, self._chance.uniform(0.0, _PATIENCE_SECONDS), door))
 
     def stop(self, seconds: float) -> list[str]:
         """Send SIGTERM to all. Returns the names of those that did not end."""
@@ -111,7 +120,7 @@ class Restless:
     nothing."""
 
     def __init__(self, orders: Orders) -> None:
-        self._topic = orders.topic
+        self._topic, self._servers = orders.topic, orders.servers
         self._config = {
             "bootstrap.servers": orders.servers,
             "group.id": CONSUMER,
@@ -135,16 +144,24 @@ class Restless:
 
     def _run(self) -> None:
         while not self._stop.wait(0.2):
-            member = Consumer(self._config)
-            try:
-                member.subscribe([self._topic], on_assign=self._count)
-                until = time.monotonic() + _JOINED_SECONDS
-                while time.monotonic() < until and not self._stop.is_set():
-                    member.poll(0.1)
-            except KafkaException:  # the broker is away, as the run wants it
-                self._stop.wait(0.2)
-            finally:
-                member.close()
+            self.visit()
+
+    def rest(self) -> None:
+        """Wait while it is a member, or while the broker is away."""
+        self._stop.wait(_JOINED_SECONDS)
+
+    def visit(self) -> None:
+        """Join, and leave."""
+        member = Consumer(self._config)
+        try:
+            member.subscribe([self._topic], on_assign=self._count)
+            until = time.monotonic() + _JOINED_SECONDS
+            while time.monotonic() < until and not self._stop.is_set():
+                member.poll(0.1)
+        except KafkaException:  # the broker is away, as the run wants it
+            self._stop.wait(0.2)
+        finally:
+            member.close()
 
     def _count(self, _member: object, _given: list[TopicPartition]) -> None:
         self.joined += 1

@@ -4,7 +4,8 @@ import random
 import threading
 import time
 from collections import deque
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -20,16 +21,46 @@ _COPIES: Final = 0.03  # of messages: an event once more
 _KEYS: Final = 60
 
 
-class Feed:
-    """Writes messages until it is stopped, in a thread. The broker may be away meanwhile."""
+class Writer(Protocol):
+    """Writes to a broker that may be away. The messages of a key keep their order; some may be written twice."""
 
-    def __init__(self, servers: str, topic: str, seed: int, per_second: float) -> None:
-        # Idempotent, so that the log of a key is in the order of its numbers.
+    def send(self, key: str, headers: Mapping[str, str], body: bytes) -> None: ...
+
+    def flush(self, seconds: float) -> int:
+        """Write what is on its way. Returns how many messages the broker did not take."""
+        ...
+
+
+class KafkaWriter:
+    """Idempotent, so that the log of a key is in the order of its numbers."""
+
+    def __init__(self, servers: str, topic: str) -> None:
         self._producer = Producer({
             "bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 5, "log_level": 2,
             "message.timeout.ms": 0,
         })  # fmt: skip
-        self._topic, self._pause = topic, 1 / per_second
+        self._topic = topic
+
+    def send(self, key: str, headers: Mapping[str, str], body: bytes) -> None:
+        fields: dict[str, str | bytes | None] = {**headers}
+        while True:
+            try:
+                self._producer.produce(self._topic, body, key, headers=fields)
+            except BufferError:  # the broker is away
+                self._producer.poll(0.2)
+                continue
+            self._producer.poll(0)
+            return
+
+    def flush(self, seconds: float) -> int:
+        return self._producer.flush(seconds)
+
+
+class Feed:
+    """Writes messages until it is stopped, in a thread."""
+
+    def __init__(self, writer: Writer, seed: int, per_second: float) -> None:
+        self._writer, self._pause = writer, 1 / per_second
         self._chance = random.Random(seed)
         self._numbers: dict[str, int] = {}
         self._recent: deque[tuple[str, UUID, int, str]] = deque(maxlen=300)
@@ -44,7 +75,7 @@ class Feed:
         """Write what is on its way, and end."""
         self._stop.set()
         self._thread.join(60)
-        left = self._producer.flush(60)
+        left = self._writer.flush(60)
         if left:
             raise RuntimeError(f"the broker did not take {left} messages")
 
@@ -52,7 +83,6 @@ class Feed:
         due = time.monotonic()
         while not self._stop.is_set():
             self._write()
-            self._producer.poll(0)
             due = max(due + self._pause, time.monotonic() - 1.0)
             self._stop.wait(max(0.0, due - time.monotonic()))
 
@@ -75,21 +105,9 @@ class Feed:
 
     def _send(self, key: str, event_id: UUID, n: int, fate: str) -> None:
         kind = _OTHER_TYPE if fate == "other" else TYPE
-        headers: dict[str, str | bytes | None] = {
-            "event_id": str(event_id),
-            "event_type": kind,
-            "n": str(n),
-            "fate": fate,
-        }
-        body = b'{"n": %d}' % n
-        while True:
-            try:
-                self._producer.produce(self._topic, body, key, headers=headers)
-            except BufferError:  # the broker is away
-                self._producer.poll(0.2)
-                continue
-            self.written += 1
-            return
+        headers = {"event_id": str(event_id), "event_type": kind, "n": str(n), "fate": fate}
+        self._writer.send(key, headers, b'{"n": %d}' % n)
+        self.written += 1
 
 
 def read(servers: str, topic: str, partitions: int) -> list[Message]:

@@ -52,6 +52,7 @@ class Run:
     consumers: int
     partitions: int
     planted: str | None = None
+    broker: str = "kafka"
     assignments: int = 0  # how often a consumer got partitions
     began: float = 0.0
     healed: float = 0.0

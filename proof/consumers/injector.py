@@ -3,41 +3,51 @@ goes on, and mends it."""
 
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from pillarbox.errors import PillarboxError
+from proof.breaks import Broken, started
 from proof.consumers.crew import Crew, Member
 from proof.consumers.databases import Database
 from proof.consumers.worker import SESSION_SECONDS
 from proof.history import Fault, Log
+from proof.proxy_thread import ProxyThread
+from servers import Server
 
-Broken: TypeAlias = Generator[float, None, None]
-
-KINDS: Final = ("kill", "stop", "term", "broker", "broker_pause", "database", "sessions", "freeze", "operator")
-_WEIGHTS: Final = {"kill": 40, "stop": 3, "term": 2, "operator": 2}  # the others: 1
+KINDS: Final = (
+    "kill", "stop", "term", "broker", "broker_pause", "cut", "database", "sessions", "freeze", "operator",
+)  # fmt: skip
+_WEIGHTS: Final = {"kill": 40, "stop": 3, "term": 2, "cut": 3, "operator": 2}  # the others: 1
 
 
 class Injector:
     """Starts faults at random moments; several may overlap."""
 
     def __init__(
-        self, chance: Random, only: str | None, database: Database, kafka: Any, crew: Crew, folder: Path
+        self,
+        chance: Random,
+        only: str | None,
+        database: Database,
+        broker: Server,
+        crew: Crew,
+        folder: Path,
+        network: ProxyThread,
     ) -> None:
         """``only``: some kinds of faults, with commas."""
         kinds = only.split(",") if only else KINDS
         if unknown := [kind for kind in kinds if kind not in KINDS]:
             raise ValueError(f"unknown fault {unknown[0]!r}; use some of: {', '.join(KINDS)}")
         self._chance = chance
-        self._database, self._kafka, self._crew = database, kafka, crew
+        self._database, self._broker, self._crew, self._network = database, broker, crew, network
         self._log = Log(folder / "faults.jsonl")
         self._active: list[tuple[float, Broken]] = []
         self._away: set[str] = set()  # what is down now: one fault each
         self._next = time.monotonic() + 0.5
         self._faults: list[Callable[[], Broken]] = [
-            getattr(self, kind) for kind in kinds for _ in range(_WEIGHTS.get(kind, 1))
+            getattr(self, kind) for kind in kinds if kind != "cut" or crew.doors for _ in range(_WEIGHTS.get(kind, 1))
         ]
         self.kills = 0
 
@@ -99,6 +109,8 @@ class Injector:
             return
         sessions = self._chance.choice((0.6, 1.5, 2.5))
         member.signal(signal.SIGSTOP)
+        if member.door is not None and self._chance.random() < 0.5:
+            self._network.run(member.door.reset())  # the broker gives its messages to others while it stands still
         yield SESSION_SECONDS * sessions
         member.signal(signal.SIGCONT)
         self._note("long_stop" if sessions > 1 else "stop", begun, member)
@@ -115,20 +127,32 @@ class Injector:
     def broker(self) -> Broken:
         if self._alone("broker"):
             begun = time.monotonic()
-            self._kafka.kill()
+            self._broker.kill()
             yield self._chance.uniform(0.5, 3.0)
-            self._kafka.start()
+            yield from started(self._broker)
             self._away.discard("broker")
             self._note("broker", begun)
 
     def broker_pause(self) -> Broken:
         if self._alone("broker"):
             begun = time.monotonic()
-            self._kafka.pause()
+            self._broker.pause()
             yield self._chance.uniform(0.5, 4.0)
-            self._kafka.resume()
+            self._broker.resume()
             self._away.discard("broker")
             self._note("broker", begun)
+
+    def cut(self) -> Broken:
+        """Break the network between some consumers and the broker: cut or half open."""
+        doors = [member.door for member in self._crew.at_work if member.door is not None]
+        if not doors:
+            return
+        door, begun = self._chance.choice(doors), time.monotonic()
+        changes = (door.reset, door.drop, lambda: door.cut_after(self._chance.randint(100, 20_000), "to_client"))
+        self._network.run(self._chance.choice(changes)())
+        yield self._chance.uniform(0.5, 4.0)
+        self._network.run(door.heal())
+        self._note("cut", begun)
 
     def database(self) -> Broken:
         if self._alone("database"):

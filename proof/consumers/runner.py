@@ -8,24 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
 from pillarbox import __version__
-from proof.consumers.crew import Crew, Restless
-from proof.consumers.databases import CONSUMER, start
-from proof.consumers.feed import Feed, Group, read
+from proof.consumers.brokers import AWAY, BROKERS, Broker, Group
+from proof.consumers.crew import Crew
+from proof.consumers.databases import start
+from proof.consumers.feed import Feed
 from proof.consumers.history import History, Run, save
 from proof.consumers.injector import Injector
 from proof.consumers.worker import LEASE_SECONDS, Orders
 from proof.history import Log
+from proof.proxy_thread import ProxyThread
 from proof.runner import commit
-from servers import Kafka
-from servers.kafka import VERSION as KAFKA_VERSION
 
-_TOPIC: Final = "proof"
-_PARTITIONS: Final = 12
 _PATIENT_SECONDS: Final = 120.0  # for the faults that the plan demands
 _STUCK_SECONDS: Final = 60.0  # a lag that does not change for so long is stuck
 _STOP_SECONDS: Final = 40.0
@@ -37,6 +31,7 @@ class Plan:
     """The settings of a run."""
 
     store: str = "postgres"
+    broker: str = "kafka"
     seconds: float = 30.0
     seed: int = 1
     consumers: int = 3
@@ -56,38 +51,51 @@ def _silent(line: str) -> None:
 def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> History:
     """Run the plan and read its history. ``tell`` gets lines about the progress."""
     folder.mkdir(parents=True, exist_ok=True)
-    tell(f"starting {plan.store} and kafka")
+    tell(f"starting {plan.store} and {plan.broker}")
     database = start(plan.store)
-    kafka = Kafka()
+    broker = BROKERS[plan.broker]()
+    network = ProxyThread()
     crew: Crew | None = None
     try:
-        kafka.start()
+        broker.server.start()
         database.prepare()
-        _make_topic(kafka)
-        servers = kafka.bootstrap_servers
-        orders = Orders("", plan.store, database.url, servers, _TOPIC, plan.seed, plan.protocol, plan.planted)
-        run = _run(plan, database.version())
-        feed, crew = Feed(servers, _TOPIC, plan.seed, plan.per_second), Crew(folder, orders, plan.consumers)
+        broker.prepare()
+        doors = [network.open("127.0.0.1", each.target, port=each.listen) for each in broker.proxies()]
+        orders = Orders(
+            "",
+            plan.store,
+            database.url,
+            broker.servers,
+            broker.topic,
+            plan.seed,
+            plan.protocol,
+            plan.planted,
+            plan.broker,
+        )
+        run = _run(plan, database.version(), broker)
+        feed, crew = Feed(broker.writer(), plan.seed, plan.per_second), Crew(folder, orders, plan.consumers, doors)
         crew.fill()
+        feed.start()  # a consumer of RabbitMQ is told of the queue with the first message
         _await_start(crew)
-        feed.start()
-        restless = Restless(orders)
-        if plan.restless:
+        restless = broker.restless(orders) if plan.restless else None
+        if restless is not None:
             restless.start()
-        _break_things(plan, Injector(random.Random(plan.seed), plan.only, database, kafka, crew, folder), feed, tell)
-        if plan.restless:
+        chance = random.Random(plan.seed)
+        injector = Injector(chance, plan.only, database, broker.server, crew, folder, network)
+        _break_things(plan, injector, feed, tell)
+        if restless is not None:
             restless.stop()
             tell(f"the group was joined {restless.joined} times by the member that leaves")
         feed.stop()
         run.healed = time.monotonic()
-        tell(f"all faults have ended; waiting until {feed.written} messages are committed")
-        _rest(run, servers, crew, database)
+        tell(f"all faults have ended; waiting until {feed.written} messages are settled")
+        _rest(run, broker.group(), crew, database)
         run.late = crew.stop(_STOP_SECONDS)
         run.broken = crew.broken()
         run.assignments = crew.assignments()
         tell("collecting the history")
         run.inbox = list(database.inbox())
-        _write(folder, "messages", read(servers, _TOPIC, _PARTITIONS))
+        _write(folder, "messages", broker.read())
         _write(folder, "effects", database.effects())
         _write(folder, "letters", database.letters())
         save(folder, run)
@@ -95,7 +103,8 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
     finally:
         if crew is not None:
             crew.close()
-        kafka.close()
+        network.close()
+        broker.server.close()
         database.close()
 
 
@@ -108,21 +117,17 @@ def _await_start(crew: Crew) -> None:
         time.sleep(0.1)
 
 
-def _make_topic(kafka: Any) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 2})
-    topic = NewTopic(_TOPIC, num_partitions=_PARTITIONS, replication_factor=1)
-    admin.create_topics([topic])[_TOPIC].result(30)
-
-
-def _run(plan: Plan, version: str) -> Run:
+def _run(plan: Plan, version: str, broker: Broker) -> Run:
     versions = {
         "pillarbox": __version__,
         "python": platform.python_version(),
         "store": version,
-        "broker": f"Kafka {KAFKA_VERSION}, {plan.protocol} protocol",
+        "broker": broker.version() + (f", {plan.protocol} protocol" if plan.broker == "kafka" else ""),
         "commit": commit(),
     }
-    run = Run(plan.seed, plan.store, plan.seconds, versions, plan.consumers, _PARTITIONS, plan.planted)
+    run = Run(
+        plan.seed, plan.store, plan.seconds, versions, plan.consumers, broker.partitions, plan.planted, plan.broker
+    )
     run.began = time.monotonic()
     return run
 
@@ -141,15 +146,14 @@ def _break_things(plan: Plan, injector: Injector, feed: Feed, tell: Callable[[st
     injector.heal()
 
 
-def _rest(run: Run, servers: str, crew: Crew, database: Any) -> None:
-    """Wait until everything is committed and no replay waits, or until it is clear that it is stuck."""
-    group = Group(servers, _TOPIC, _PARTITIONS, CONSUMER)
+def _rest(run: Run, group: Group, crew: Crew, database: Any) -> None:
+    """Wait until everything is settled and no replay waits, or until it is clear that it is stuck."""
     moved, before = time.monotonic(), {"all": 1}
     while time.monotonic() < moved + (_STUCK_SECONDS if before else _REPLAY_SECONDS):
         crew.fill()
         try:
             run.unfinished = group.unfinished()
-        except KafkaException:  # it has just come back
+        except AWAY:  # it has just come back
             run.unfinished = {"all": 1}
         if run.unfinished != before:
             moved, before = time.monotonic(), run.unfinished

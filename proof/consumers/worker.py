@@ -12,6 +12,7 @@ from typing import Any, Final
 from pillarbox import Event, Handlers, Inbox, Reject
 from pillarbox.consumer import Consumer, services
 from pillarbox.relay import Fixed
+from pillarbox.source import Source
 from pillarbox.sources.kafka import KafkaSource
 from proof.consumers.databases import CONSUMER, handle_of, write_effect
 from proof.consumers.feed import TYPE
@@ -37,6 +38,7 @@ class Orders:
     seed: int
     protocol: str = "classic"
     planted: str | None = None
+    broker: str = "kafka"
 
 
 def handlers_of(orders: Orders) -> Handlers:
@@ -68,14 +70,25 @@ def handlers_of(orders: Orders) -> Handlers:
     return handlers
 
 
-def consumer_of(orders: Orders) -> Consumer:
+def source_of(orders: Orders) -> Source:
+    if orders.broker == "rabbitmq":
+        from pillarbox.sources.rabbitmq import RabbitMQSource
+
+        return RabbitMQSource(f"amqp://{orders.servers}", queue=orders.topic, prefetch=200, connect_timeout="2s")
+    if orders.broker == "pulsar":
+        from pillarbox.sources.pulsar import PulsarSource
+
+        return PulsarSource(servers=orders.servers, topic=orders.topic, connect_timeout="2s")
     properties: dict[str, Any] = {"group.protocol": orders.protocol}
     if orders.protocol == "classic":
         properties |= {"session.timeout.ms": int(SESSION_SECONDS * 1000), "heartbeat.interval.ms": 300}
-    source = KafkaSource(servers=orders.servers, topic=orders.topic, properties=properties)
+    return KafkaSource(servers=orders.servers, topic=orders.topic, properties=properties)
+
+
+def consumer_of(orders: Orders) -> Consumer:
     return Consumer(
         CONSUMER,
-        source,
+        source_of(orders),
         to=handlers_of(orders),
         store=orders.url,
         retry=Fixed(_RETRY_SECONDS),

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pulsar as client_library
 import pytest
 import pytest_asyncio
 from cryptography import x509
@@ -33,6 +34,7 @@ from proof.proxy_thread import ProxyThread
 from servers import Pulsar
 from servers.fixtures import OwnServer
 from servers.process import free_port, wait_until
+from tests.integration.relays import eventually
 from tests.pulsar_cluster import Cluster, Record
 
 pytestmark = pytest.mark.asyncio
@@ -309,6 +311,37 @@ async def test_a_topic_that_is_deleted_under_its_producer(cluster: Cluster, open
     for _ in range(2):
         lost, kept = await publisher.publish(Batch.of([an_event(0, topic="gone"), an_event(1)]))
         assert (lost.result, lost.charged, kept) == (Result.RETRY, False, PUBLISHED)
+
+
+async def test_a_topic_that_is_terminated_under_its_producer(cluster: Cluster, opened: Opened) -> None:
+    topic = cluster.topic()
+    publisher = await opened(cluster, producers=1)
+    assert await publisher.publish(Batch.of([an_event(0, topic=topic)])) == [PUBLISHED]
+    cluster.admin("POST", f"persistent/public/default/{topic}/terminate")
+
+    async def found() -> Result:
+        (outcome,) = await publisher.publish(Batch.of([an_event(1, topic=topic)]))
+        return outcome.result
+
+    assert await eventually(found, lambda result: result is not Result.RETRY) is Result.REJECTED
+    assert await found() is Result.REJECTED
+
+
+async def test_a_topic_that_another_producer_had_for_itself(cluster: Cluster, opened: Opened) -> None:
+    topic = cluster.topic()
+    publisher = await opened(cluster, topic=topic, producers=1)
+
+    async def publish() -> Outcome:
+        return (await publisher.publish(Batch.of([an_event(0)])))[0]
+
+    assert await publish() == PUBLISHED
+    client = cluster.client()
+    alone = client_library.ProducerAccessMode.ExclusiveWithFencing
+    await asyncio.to_thread(client.create_producer, topic, access_mode=alone)
+    refused = await eventually(publish, lambda outcome: outcome.is_outage)
+    assert "end that producer" in (refused.error or "")
+    await asyncio.to_thread(client.close)
+    assert await eventually(publish, lambda outcome: outcome == PUBLISHED)
 
 
 @pytest.mark.long

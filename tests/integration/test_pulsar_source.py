@@ -1,4 +1,5 @@
 import asyncio
+import time
 from typing import Any
 
 import pulsar as client_library
@@ -6,10 +7,12 @@ import pytest
 
 from pillarbox.conformance.source import Reader
 from pillarbox.errors import ConfigError, Outage
+from pillarbox.pulsar import client as pulsar_client
 from pillarbox.source import Order
 from pillarbox.sources.pulsar import PulsarSource
 from pillarbox.urls import source_from_url
 from servers import Pulsar
+from servers.fixtures import OwnServer
 from tests.pulsar_cluster import Cluster
 
 pytestmark = pytest.mark.asyncio
@@ -34,8 +37,8 @@ async def send(cluster: Cluster, topic: str, messages: list[tuple[str, bytes]], 
     await asyncio.to_thread(work)
 
 
-async def opened(cluster: Cluster, topic: str) -> Reader:
-    reader = Reader(PulsarSource(servers=cluster.servers, topic=topic, connect_timeout="20s"), 60.0)
+async def opened(cluster: Cluster, topic: str, connect_timeout: str = "20s") -> Reader:
+    reader = Reader(PulsarSource(servers=cluster.servers, topic=topic, connect_timeout=connect_timeout), 60.0)
     await reader.source.open("cards", reader)
     return reader
 
@@ -77,16 +80,75 @@ async def test_two_sources_share_keys_and_keep_their_order(cluster: Cluster) -> 
     await second.source.close()
 
 
-async def test_a_part_of_a_batch_can_be_settled(cluster: Cluster) -> None:
+async def test_a_batch_that_was_settled_in_part_holds_up_no_key(cluster: Cluster) -> None:
+    # Given consumers that end in the middle of a batch
+    topics = [cluster.topic() for _ in range(4)]
+
+    async def moved(topic: str) -> None:
+        kinds = {"batching_enabled": True, "batching_type": client_library.BatchingType.KeyBased}
+        await send(cluster, topic, [("k", b"%d" % n) for n in range(4)], **kinds)
+        first = await opened(cluster, topic)
+        first.settle((await first.read(4))[:2])
+        await first.source.close()
+        # The whole batch comes again, to be settled by the next one.
+        second = await opened(cluster, topic)
+        second.settle(await second.read(4))
+        assert second.bodies == [b"0", b"1", b"2", b"3"]
+        # When more consumers join, so that the key most likely moves
+        readers = [second, *[await opened(cluster, topic) for _ in range(3)]]
+        await send(cluster, topic, [("k", b"new")])
+        # Then its next message comes to one of them
+        async with asyncio.timeout(30):
+            while not any(b"new" in reader.bodies for reader in readers):
+                await asyncio.gather(*(reader.receive() for reader in readers))
+        await asyncio.gather(*(reader.source.close() for reader in readers))
+
+    await asyncio.gather(*map(moved, topics))
+
+
+async def test_a_cancelled_open_leaves_no_member_behind(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = cluster.topic()
-    await send(cluster, topic, [("k", b"%d" % n) for n in range(10)], batching_enabled=True)
-    first = await opened(cluster, topic)
-    messages = await first.read(10)
-    first.settle(messages[:4])
-    await first.source.close()
-    second = await opened(cluster, topic)
-    assert [message.body for message in await second.read(6)] == [b"%d" % n for n in range(4, 10)]
-    await second.source.close()
+    begun = asyncio.Event()
+    loop, subscribe = asyncio.get_running_loop(), pulsar_client.new_consumer
+
+    def slow(*given: Any, **options: Any) -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        return subscribe(*given, **options)
+
+    monkeypatch.setattr("pillarbox.sources.pulsar.new_consumer", slow)
+    opening = asyncio.create_task(opened(cluster, topic))
+    await begun.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    # Another consumer of that name gets every key.
+    reader = await opened(cluster, topic)
+    await send(cluster, topic, [(f"k{n}", b"%d" % n) for n in range(50)])
+    await reader.read(50)
+    await reader.source.close()
+
+
+@pytest.mark.long
+async def test_after_an_outage_it_reads_on(own_server: OwnServer) -> None:
+    server = own_server(Pulsar)
+    cluster = Cluster(server)
+    topic = cluster.topic()
+    await send(cluster, topic, [("a", b"1"), ("a", b"2")])
+    reader = await opened(cluster, topic, connect_timeout="2s")
+    first = await reader.read(2)
+    reader.settle(first[:1])
+    # Longer than the patience of the client with its first tries
+    server.kill()
+    begun = time.monotonic()
+    while time.monotonic() < begun + 20:
+        await reader.receive()
+    await asyncio.to_thread(server.start)
+    await send(cluster, topic, [("a", b"3")])
+    await reader.read_until(lambda: b"3" in reader.bodies, "the message after the outage")
+    assert reader.bodies[-1] == b"3"
+    # A new client gets what was not settled again. The old one, if it was quicker, still has it in hand.
+    assert not reader.gone or reader.bodies[-2] == b"2"
+    await reader.source.close()
 
 
 async def test_a_missing_topic_is_an_outage_that_says_so(cluster: Cluster) -> None:

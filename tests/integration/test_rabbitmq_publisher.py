@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -286,7 +287,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def guarded(request: pytest.FixtureRequest, files: Certificates) -> Iterator[RabbitMQ]:
-    """A server with TLS, small messages, and the user bob, who may write nothing but his own exchange."""
+    """A server with TLS, small messages, and the user bob, who may write nothing but his own exchange. carol may write
+    nothing."""
     request.getfixturevalue("rabbitmq")  # skips where there is no RabbitMQ
     for file in files:
         file.chmod(0o644)
@@ -304,6 +306,8 @@ def guarded(request: pytest.FixtureRequest, files: Certificates) -> Iterator[Rab
     with server:
         server.ctl("add_user", "bob", "p@ss/word")
         server.ctl("set_permissions", "bob", ".*", "^(amq.default|amq.fanout)$", ".*")
+        server.ctl("add_user", "carol", "secret")
+        server.ctl("set_permissions", "carol", ".*", "^$", ".*")
         yield server
 
 
@@ -360,6 +364,39 @@ class TestAccess:
             # From now on it is known, and costs no connection.
             again = await publish(opened, [own, make_event(key="b")])
             assert (again[0].result, again[1]) == (Result.RETRY, PUBLISHED)
+
+    async def test_a_default_queue_without_permission_is_an_outage(self, guarded: RabbitMQ, publisher: Open) -> None:
+        async with desk(guarded.url) as shop:
+            queue = await shop.queue()
+            opened = await publisher(f"amqp://carol:secret@127.0.0.1:{guarded.port}", queue=queue)
+            outcomes = await publish(opened, [make_event(key="a"), make_event(key="b")])
+            assert all(each.is_outage for each in outcomes), outcomes
+            assert "permission to write" in (outcomes[0].error or "")
+            assert await shop.count(queue) == 0
+
+    async def test_an_own_exchange_without_permission_is_tried_more_and_more_seldom(
+        self, guarded: RabbitMQ, publisher: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Each try closes a connection. That the exchange is there says nothing about the permission.
+        monkeypatch.setattr("pillarbox.publishers.rabbitmq.addresses.WAIT_SECONDS", (0.05, 30.0))
+        opened = await publisher(f"amqp://carol:secret@127.0.0.1:{guarded.port}", exchange="*")
+        own = make_event(key="a", topic="amq.topic")
+
+        async def is_tried_later() -> bool:
+            (outcome,) = await publish(opened, [own])
+            assert (outcome.result, outcome.charged) == (Result.RETRY, False)
+            return (outcome.after_seconds or 0.0) > 0.5
+
+        await eventually(is_tried_later)
+
+    async def test_a_refusal_in_unknown_words_is_not_tried_in_a_circle(
+        self, guarded: RabbitMQ, publisher: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pillarbox.publishers.rabbitmq.sender._EXCHANGE", re.compile("other words"))
+        opened = await publisher(f"amqp://carol:secret@127.0.0.1:{guarded.port}", exchange="amq.topic")
+        outcomes = await publish(opened, [make_event(key="a"), make_event(key="b")])
+        assert {(each.result, each.charged, each.ambiguous) for each in outcomes} == {(Result.RETRY, False, True)}
+        assert "closed the channel: " in (outcomes[0].error or "")
 
     async def test_the_servers_limit_of_a_body_is_learnt(self, guarded: RabbitMQ, publisher: Open) -> None:
         async with desk(guarded.url) as shop:

@@ -14,7 +14,12 @@ from proof.consumers.planted import PLANTED
 from proof.consumers.runner import Plan, perform
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-STORMS = [Plan(store="postgres", seconds=15.0, seed=7), Plan(store="mongo", seconds=15.0, seed=7)]
+STORMS = [
+    Plan(store="postgres", seconds=15.0, seed=7),
+    Plan(store="mongo", seconds=15.0, seed=7),
+    Plan(broker="rabbitmq", seconds=15.0, seed=7, least_kills=2),
+    Plan(broker="pulsar", seconds=15.0, seed=7, least_kills=2),
+]
 CALM = Plan(seconds=8.0, seed=11, per_second=100.0, faults="none", restless=False, consumers=1)
 KILLS = replace(CALM, faults="all", only="kill", consumers=2, least_kills=10, per_second=200.0)
 BUGS = {
@@ -29,7 +34,7 @@ def verdict(report: Report) -> str:
     return f"{text(card(report))}\n{report.findings}"
 
 
-@pytest.mark.parametrize("plan", STORMS, ids=lambda plan: str(plan.store))
+@pytest.mark.parametrize("plan", STORMS, ids=lambda plan: f"{plan.broker}-{plan.store}")
 def test_with_every_fault_the_promise_is_kept(plan: Plan, tmp_path: Path) -> None:
     report = check(perform(plan, tmp_path))
     assert report.passed, verdict(report)
@@ -46,8 +51,14 @@ def test_every_planted_bug_has_its_plan() -> None:
     assert set(BUGS) == set(PLANTED)
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_caught(bug: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("bug", "broker"),
+    [
+        *((bug, "kafka") for bug in BUGS),
+        *(("commit_past_an_unfinished_offset", each) for each in ("rabbitmq", "pulsar")),
+    ],
+)
+def test_a_planted_bug_is_caught(bug: str, broker: str, tmp_path: Path) -> None:
     plan, invariant = BUGS[bug]
-    report = check(perform(replace(plan, planted=bug), tmp_path))
+    report = check(perform(replace(plan, planted=bug, broker=broker), tmp_path))
     assert invariant in {finding.invariant for finding in report.findings}, verdict(report)

@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra("PulsarSource", "pulsar") from error
 
 _PARTITION: Final = re.compile(r"-partition-\d+$")
+_PATIENCE_SECONDS: Final = 5.0  # without a connection, until a new client is tried
 _WAIT_SECONDS: Final = 0.1  # one wait for a first message: a close, and what was settled, wait for its end
 
 
@@ -113,6 +114,10 @@ class PulsarSource:
             return []
         try:
             return await finished(self._thread.submit(partial(session.receive, limit, seconds)), session.interrupt)
+        except Outage:
+            if session.away_seconds() < _PATIENCE_SECONDS or not await self._replaced(session):
+                raise
+            return []
         except pulsar.PulsarException as error:
             self._session = None
             session.lanes.lost([session.lane])
@@ -160,12 +165,36 @@ class PulsarSource:
     async def _reopen(self) -> None:
         if self._open is None or self._thread is None:
             return
-        call: Future[_Session] = self._thread.submit(self._open)
         try:
-            self._session = await finished(call)
+            self._session = await self._subscribed(self._thread, self._open)
         except pulsar.PulsarException as error:
             raise self._outage(error) from error
         self._session.lanes.assigned([self._session.lane])
+
+    @staticmethod
+    async def _subscribed(thread: Thread, subscribe: Callable[[], "_Session"]) -> "_Session":
+        call: Future[_Session] = thread.submit(subscribe)
+        try:
+            return await finished(call)
+        except asyncio.CancelledError:
+            if not call.cancelled() and call.exception() is None:
+                thread.submit(call.result().close)  # else this member would keep messages that nobody settles
+            raise
+
+    async def _replaced(self, session: "_Session") -> bool:
+        """Whether a new client could subscribe. The old one waits up to a minute before it connects again."""
+        async with self._changing():
+            if self._open is None or self._thread is None or self._session is not session:
+                return False
+            try:
+                new = await self._subscribed(self._thread, self._open)
+            except pulsar.PulsarException:
+                return False
+            self._session = new
+            session.lanes.lost([session.lane])
+            await finished(self._thread.submit(session.close))
+            new.lanes.assigned([new.lane])
+            return True
 
     def _subscribe(self, consumer: str, lanes: Lanes) -> "_Session":
         client = new_client(self._login, self._seconds)
@@ -206,6 +235,11 @@ class _Session:
         self._in_hand: dict[int, tuple[str, Any]] = {}  # place and message id by position, until acknowledged
         self._places: set[str] = set()  # those of them that are not settled
         self._is_interrupted = False
+        self._away_since: float | None = None
+
+    def away_seconds(self) -> float:
+        """How long nothing came, because the cluster was away."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
     def interrupt(self) -> None:
         """Have ``receive`` return soon."""
@@ -240,7 +274,9 @@ class _Session:
             continue
         is_idle = not found and not self._is_interrupted
         self._is_interrupted = False
-        if is_idle and not self._consumer.is_connected():
+        is_away = is_idle and not self._consumer.is_connected()
+        self._away_since = (self._away_since or time.monotonic()) if is_away else None
+        if is_away:
             raise Outage(f"{self._description} cannot be reached; the consumer tries again")
         return found
 

@@ -49,6 +49,7 @@ class Ending(Enum):
     ANSWERED = auto()
     STOPPED = auto()
     STUCK = auto()
+    REFUSED = auto()  # the topic takes nothing any more, as a new client is told
     BACK = auto()
     NO_ACCESS = auto()
 
@@ -67,6 +68,7 @@ class Wave:
     def __init__(self, size: int) -> None:
         self.sent: list[int] = []
         self.answers: list[Any] = [None] * size
+        self.refusal = "", ""  # a topic that takes nothing any more, and the client's name for the reason
         self._arrivals = count(1)
         self._expected = 0
         self._is_complete = threading.Event()
@@ -316,8 +318,10 @@ class Sender:
         except pulsar.PulsarException as error:
             if name_of(error) in ACCESS_ERRORS:
                 return Ending.NO_ACCESS
-            # With an error of its address the topic is gone. With any other one everything is away.
-            return Ending.STUCK if self._outcomes.is_of_address(name_of(error)) else None
+            if not self._outcomes.is_of_address(name_of(error)):
+                return None  # everything is away
+            wave.refusal = topic, name_of(error)
+            return Ending.REFUSED
         # After an outage the client waits up to a minute before it connects again: a new one does so now.
         return Ending.STUCK if is_connected else Ending.BACK
 
@@ -335,6 +339,8 @@ class Sender:
                     self._partitions.forget(topic)
             elif ending is Ending.STUCK:
                 call.record(index, self._outcomes.stuck(topic, self._stuck_seconds, others=call.any_confirmed))
+            elif ending is Ending.REFUSED and topic == wave.refusal[0]:
+                call.record(index, self._classified(event, *wave.refusal))
             elif ending is Ending.NO_ACCESS:
                 call.record(index, self._outcomes.no_access("AuthenticationError"))
             else:

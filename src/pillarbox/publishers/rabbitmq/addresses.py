@@ -19,8 +19,12 @@ NO_TOPIC: Final = (
 
 
 class _Problem(NamedTuple):
+    """by_message: a message was refused, so only a message can tell that this has ended."""
+
     reason: str
     since: float
+    until: float
+    by_message: bool
 
 
 class Addresses:
@@ -45,19 +49,22 @@ class Addresses:
             if not is_name(exchange) or not (exchange or self.queue):
                 continue
             reason = await link.missing(exchange=exchange, queue=self.queue)
-            if reason is None:
-                self._problems.pop(topic, None)
-                self._remember(topic, REFRESH_SECONDS)
-            else:
-                self.refused(topic, reason)
+            if reason is not None:
+                self.refused(topic, reason, by_message=False)
+                continue
+            problem = self._problems.get(topic)
+            if problem is not None and not problem.by_message:
+                del self._problems[topic]
+            self._remember(topic, REFRESH_SECONDS)
 
-    def refused(self, topic: str, reason: str) -> None:
+    def refused(self, topic: str, reason: str, *, by_message: bool = True) -> None:
         """Messages for this address are refused: it is asked about again after a wait."""
         now = time.monotonic()
         before = self._problems.get(topic)
         since = now if before is None else before.since
-        self._problems[topic] = _Problem(reason, since)
-        self._remember(topic, self._wait_seconds(now - since))
+        until = now + self._wait_seconds(now - since)
+        self._remember(topic, until - now)
+        self._problems[topic] = _Problem(reason, since, until, by_message)
 
     def forget(self, topic: str) -> None:
         """Ask again at the next use."""
@@ -75,7 +82,7 @@ class Addresses:
             return retry(NO_TOPIC, charged=False, after_seconds=WAIT_SECONDS[1])
         problem = self._problems.get(topic)
         # When the time is up, one more message tells whether a permission was given.
-        if problem is None or self._fresh_until.get(topic, 0.0) <= time.monotonic():
+        if problem is None or problem.until <= time.monotonic():
             return None
         return self._outcome(topic, problem)
 

@@ -35,6 +35,7 @@ BLOCKED: Final = "it takes no messages: its memory or its disk is full, as its o
 # The client passes on only the text of what closed a channel.
 _EXCHANGE: Final = re.compile(r"exchange '([^']*)'")
 _TOO_LARGE: Final = re.compile(r"message size \d+ .* max size (\d+)")
+_DEFAULT_EXCHANGE: Final = "amq.default"  # its name in what the server says
 _LOST: Final = (AMQPError, ChannelInvalidStateError, ConnectionError)
 
 
@@ -148,7 +149,7 @@ class _Call:
         self._confirmed = 0
         self._answers = 0
         self._lost_by = "the connection was lost"
-        self._is_refused = False
+        self._is_refused = self._is_explained = False
         # The events that were sent and have no answer yet.
         self.unanswered: dict[Cursor, tuple[Event, Posting]] = {}
 
@@ -268,10 +269,12 @@ class _Call:
             return
         if too_large := _TOO_LARGE.search(self._lost_by):
             self._sender.addresses.max_bytes = int(too_large[1])
+            self._is_explained = True
         elif exchange := _EXCHANGE.search(self._lost_by):
             for event, posting in self.unanswered.values():
-                if posting.address.exchange == exchange[1]:
+                if (posting.address.exchange or _DEFAULT_EXCHANGE) == exchange[1]:
                     self._sender.addresses.refused(event.topic, self._lost_by)
+                    self._is_explained = True
                     break
 
     def _outcome(self, ending: Ending, event: Event, posting: Posting) -> Outcome:
@@ -292,6 +295,9 @@ class _Call:
             return refused
         if (problem := addresses.problem(event.topic)) is not None:
             return problem
-        if self._is_refused:
+        if self._is_refused and self._is_explained:
             return UNTRIED  # because of another event
+        if self._is_refused:
+            # One of them is refused, and it is not known which.
+            return retry(f"{name} closed the channel: {self._lost_by}", charged=False, ambiguous=True)
         return outage(f"{name} closed the connection: {self._lost_by}")
