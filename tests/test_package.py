@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.timeout(180)
 
@@ -51,3 +53,7 @@ def test_lock_holds_no_addresses() -> None:
     lock = (ROOT / "requirements" / "dev.txt").read_text()
     assert "--hash=sha256:" in lock
     assert "://" not in lock
+
+
+def test_the_files_that_come_first_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
