@@ -102,15 +102,12 @@ class Command:
 
     def start(self, *words: str, **options: Any) -> "Started":
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        # A suite that was started in the background ignores Ctrl-C, one under nohup SIGHUP, and so would its children.
-        before = {
-            number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGHUP)
-        }
+        # A suite that was started in the background ignores Ctrl-C, and so would its children.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return Started([*COMMAND, *words], cwd=self.folder, env=self.environment(), **pipes)
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            signal.signal(signal.SIGINT, before)
 
 
 class Started(subprocess.Popen[bytes]):
