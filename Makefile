@@ -11,6 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
 CORES := $(shell nproc)
+# Each file on one worker, which starts the servers that it needs. In the order of tests/conftest.py: the longest first.
+DIST := --dist loadfile --no-loadscope-reorder
 
 QUICK := tests/unit tests/docs tests/proof/test_checker.py tests/proof/test_random_histories.py
 # For `matrix`, `lowest` and `coverage`: the quick suite and every other test that needs no server but these.
@@ -18,7 +20,7 @@ QUICK := tests/unit tests/docs tests/proof/test_checker.py tests/proof/test_rand
 # databases what these tests cover.
 SERVERS := postgres,kafka
 SELECTION = $(QUICK) tests/conformance tests/drivers tests/integration \
-	--servers=$(SERVERS) -m 'not long' -n $(CORES) --dist loadfile -q -rfE
+	--servers=$(SERVERS) -m 'not long' -n $(CORES) $(DIST) -q -rfE
 
 .PHONY: help env demo example test quick check format docs servers available matrix lowest coverage bench compare \
 	figures prove consumers long lock build clean
@@ -37,7 +39,7 @@ example: env ## run an example on real servers, which it starts itself (NAME=wik
 	@$(PY) -m tests.examples $(NAME)
 
 test: env available ## run the whole suite on real servers, which it starts itself
-	@$(PYTEST) -n 4 --dist loadfile -m 'not long'
+	@$(PYTEST) -n 4 $(DIST) -m 'not long'
 
 quick: env ## run the tests that need no servers; takes about a minute
 	@$(PYTEST) -n 2 $(QUICK) -k "not TestOnServers" -m "not long"
@@ -90,7 +92,7 @@ consumers: env servers ## the same for consumers (STORE=postgres or mongo, BROKE
 	@$(PY) -m proof consumers --store $(STORE) --broker $(BROKER) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 long: env available ## run the tests that take minutes: three MongoDB nodes, the proxy, rarely used servers
-	@$(PYTEST) -n 2 --dist loadfile -m long
+	@$(PYTEST) -n 2 $(DIST) -m long
 
 lock: env ## resolve the locked versions again (ARGS=--upgrade)
 	@tools/lock $(ARGS)

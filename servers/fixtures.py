@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import pytest
@@ -30,6 +32,7 @@ from . import (
     Valkey,
 )
 from .base import in_parallel, start_each
+from .process import drop_folder, make_folder, memory_folder
 
 S = TypeVar("S", bound=Server)
 
@@ -90,6 +93,7 @@ class Shared:
 
 SHARED = pytest.StashKey[Shared]()
 OWN = pytest.StashKey[list[Server]]()
+IN_MEMORY = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,11 +107,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A suite waits for the disk for a third of its time. TMPDIR names another place, also a disk. The workers of
+    # pytest-xdist inherit the folder.
+    if "TMPDIR" not in os.environ and (memory := memory_folder()):
+        config.stash[IN_MEMORY] = folder = make_folder("tests", inside=memory)
+        os.environ["TMPDIR"] = str(folder)
+        tempfile.tempdir = None
     config.stash[SHARED] = Shared(REGISTRY.keys() - set(config.getoption("--servers")))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[SHARED].close()
+    if folder := config.stash.get(IN_MEMORY, None):
+        del os.environ["TMPDIR"]
+        tempfile.tempdir = None
+        drop_folder(folder)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -23,6 +23,10 @@ import psutil
 from . import sweeper
 from .errors import ServerError
 
+# What `make test` takes at most, with room to grow.
+MEMORY_FOR_FILES = 10 << 30
+MEMORY_FOR_SERVERS = 6 << 30
+
 _lock = threading.Lock()
 _sweeper: subprocess.Popen[str] | None = None
 _ports: set[int] = set()
@@ -57,9 +61,23 @@ def _first_outgoing_port() -> int:
     return first if first > 16000 else 32768
 
 
-def make_folder(name: str) -> Path:
+def memory_folder() -> Path | None:
+    """Where files live in memory, if the machine has enough of it for the servers of a whole suite and their data."""
+    folder = Path("/dev/shm")
+    try:
+        place = os.statvfs(folder)
+    except OSError:
+        return None
+    free = place.f_bavail * place.f_frsize
+    # Tests also run programs from their folders.
+    usable = os.access(folder, os.W_OK | os.X_OK) and not place.f_flag & os.ST_NOEXEC
+    enough = free >= MEMORY_FOR_FILES and psutil.virtual_memory().available >= MEMORY_FOR_FILES + MEMORY_FOR_SERVERS
+    return folder if usable and enough else None
+
+
+def make_folder(name: str, inside: Path | None = None) -> Path:
     """A new folder for one server; deleted by `drop_folder`, or when this process ends in any way."""
-    folder = Path(tempfile.mkdtemp(prefix=f"pillarbox-{name}-")).resolve()
+    folder = Path(tempfile.mkdtemp(prefix=f"pillarbox-{name}-", dir=inside)).resolve()
     _tell_sweeper(f"+{folder}")
     return folder
 

@@ -44,7 +44,7 @@ from servers import (
     start_all,
 )
 from servers.fixtures import OwnServer
-from servers.process import wait_until
+from servers.process import memory_folder, wait_until
 from servers.sweeper import processes_in
 
 pytestmark = pytest.mark.timeout(180)
@@ -409,6 +409,28 @@ def test_only_the_needed_servers_start(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("pillarbox-*"))
 
 
+def test_files_of_tests_live_in_memory_unless_somebody_names_another_place(tmp_path: Path) -> None:
+    source = """
+import os
+def test_place(tmp_path, valkey):
+    place = os.environ.get("TMPDIR", "/tmp")
+    assert str(tmp_path).startswith(place) and str(valkey.folder).startswith(place)
+    print(f"in {place}.")
+"""
+    assert f"in {tmp_path}." in run_tests(tmp_path, source, "-s", TMPDIR=str(tmp_path))
+    said = run_tests(tmp_path, source, "-s", TMPDIR=None)
+    assert "1 passed" in said
+    if memory_folder():
+        (folder,) = re.findall(r"in (/dev/shm/\S+)\.", said)
+        assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize("too_small", ["MEMORY_FOR_FILES", "MEMORY_FOR_SERVERS"])
+def test_a_machine_with_little_memory_keeps_its_files_on_disk(too_small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"servers.process.{too_small}", 1 << 60)
+    assert memory_folder() is None
+
+
 @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])
 def test_a_missing_server_skips_locally_and_fails_in_ci(ci: str, outcome: str, tmp_path: Path) -> None:
     missing = {"PILLARBOX_TEST_REDIS": "no-such-program", "CI": ci}
@@ -469,14 +491,15 @@ def assert_one_sentence(said: str, *parts: str) -> None:
     assert all(part in said for part in parts)
 
 
-def run_tests(folder: Path, source: str, *more: str, **environment: str) -> str:
+def run_tests(folder: Path, source: str, *more: str, **environment: str | None) -> str:
+    """A variable of None is left out."""
     file = folder / "test_inner.py"
     file.write_text(f"from servers.fixtures import SHARED\n{source}\n")
     options = ["-p", "servers.fixtures", "-p", "no:cacheprovider", "-p", "no:randomly", "-ra", *more]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, f"--rootdir={folder}", str(file)],
         cwd=ROOT,
-        env={**os.environ, "PYTEST_ADDOPTS": "", **environment},
+        env={k: v for k, v in {**os.environ, "PYTEST_ADDOPTS": "", **environment}.items() if v is not None},
         capture_output=True,
         text=True,
         check=False,

@@ -1,9 +1,9 @@
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar
 from uuid import uuid4
 
-import pytest
+import pytest_asyncio
 from confluent_kafka import Producer
 from confluent_kafka import admin as confluent_admin
 
@@ -19,19 +19,25 @@ class KafkaContract(SourceContract):
     can_go_down = True
     protocol: ClassVar[str]
 
-    @pytest.fixture(autouse=True)
-    def topic(self, kafka: Kafka) -> Iterator[None]:
+    @pytest_asyncio.fixture(autouse=True)
+    async def topic(self, kafka: Kafka) -> AsyncIterator[None]:
         self.server, self.name = kafka, f"contract-{uuid4().hex[:8]}"
+        self.made = list[KafkaSource]()
         admin = kafka_admin.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         admin.create_topics([kafka_admin.NewTopic(self.name, 4, 1)])[self.name].result()
         self.producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
         yield
         kafka.resume()
+        # Also after a test that failed: the client never returns when the garbage collector ends an open consumer.
+        for source in self.made:
+            await source.close()
 
     def make(self) -> KafkaSource:
-        return _Prefixed(
+        source = _Prefixed(
             servers=self.server.bootstrap_servers, topic=self.name, properties={"group.protocol": self.protocol}
         )
+        self.made.append(source)
+        return source
 
     async def send(self, body: bytes, *, key: str | None = None, headers: Mapping[str, str] | None = None) -> None:
         self.producer.produce(self.name, body, key, headers=dict(headers or {}))

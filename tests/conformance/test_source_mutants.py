@@ -217,7 +217,7 @@ def contract(kind: type[MemorySource]) -> SourceContract:
 
 async def passes(kind: type[MemorySource], test: str) -> bool:
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(5):
             await getattr(contract(kind), test)()
     except (Exception, pytest.fail.Exception):
         return False
