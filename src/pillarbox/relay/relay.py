@@ -33,7 +33,7 @@ class Relay:
     (``async with relay:``, or ``FastAPI(lifespan=relay.lifespan)``).
 
     store: a store, its URL, or what your application has: an asyncpg pool, an SQLAlchemy engine, a PyMongo client.
-    streams: the streams that it serves. name: the first part of its workers' name; default: the host's name.
+    streams: the streams that it serves, or the only one. name: the first part of its workers' name; default: the host's.
     keep_published: how long published events are kept; 0 deletes an event as soon as it is published.
     keep_dead: how long dead letters are kept; those that a blocked or parked key waits for stay longer.
     keep_inbox: how long the inbox remembers a processed event, longer than a broker may deliver it again.
@@ -51,7 +51,7 @@ class Relay:
     def __init__(
         self,
         store: Any,
-        streams: Sequence[Stream],
+        streams: Stream | Sequence[Stream],
         *,
         name: str | None = None,
         keep_published: Duration = "24h",
@@ -67,8 +67,8 @@ class Relay:
         listen: str | None = None,
         logger: logging.Logger | None = None,
     ) -> None:
-        _check_streams(streams)
-        self.streams = tuple(streams)
+        self.streams = (streams,) if isinstance(streams, Stream) else tuple(streams)
+        _check_streams(self.streams)
         self.checks = tuple(checks)
         self._observers = Observers(observers, logger or log)
         self.store = observed_store(store_of(store), self._observers)
@@ -84,7 +84,7 @@ class Relay:
         _check_checks(checks, self._keep_published_seconds)
         self._logger = logger
         self._log = logger or log
-        self._jobs = [self._assign(stream) for stream in streams]
+        self._jobs = [self._assign(stream) for stream in self.streams]
         self._supervisor: Supervisor | None = None
         #: Answers ``/livez``, ``/readyz`` and ``/metrics``; an ASGI application that can be mounted.
         self.health = Health(self, observers)
