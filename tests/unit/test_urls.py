@@ -109,7 +109,7 @@ def test_the_error_of_a_package_itself_stays(install: Install) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgres://h/d", r"a store URL cannot start with 'postgres'; did you mean 'postgresql'\?"),
+        ("postgre://h/d", r"a store URL cannot start with 'postgre'; did you mean 'postgresql'\?"),
         ("xyz://h", "cannot start with 'xyz'; use one of: postgresql, mysql"),
         ("s3cret", "^the store is not a URL; use one of: postgresql"),
     ],
