@@ -38,7 +38,10 @@ def test_celery_gets_tasks() -> None:
 
 def test_celery_must_wait_for_rabbitmq() -> None:
     app = celery_app("amqp://nobody@127.0.0.1:1//")
-    task = app.task(lambda event_id, order: None, name="send")
+
+    @app.task(name="send")
+    def task(event_id: str, order: Any) -> None: ...
+
     with pytest.raises(ConfigError, match=r'broker_transport_options = \{"confirm_publish": True\}'):
         asyncio.run(deliver(send_to(task), EVENT))
     app.conf.broker_transport_options = {"confirm_publish": True}
@@ -52,7 +55,7 @@ def test_dramatiq_gets_messages() -> None:
 
     def send_mail(order: dict[str, Any]) -> None: ...
 
-    actor = dramatiq.actor(send_mail, broker=broker)
+    actor = dramatiq.actor(broker=broker)(send_mail)
     asyncio.run(deliver(send_to(actor, arguments=lambda event: [event.json()]), EVENT))
     message = dramatiq.Message.decode(broker.queues["default"].get_nowait())
     assert (message.message_id, message.args) == (str(EVENT.id), ({"id": 7},))
@@ -86,7 +89,7 @@ def test_a_broker_that_is_away_is_an_outage(error: Exception, monkeypatch: pytes
         raise error
 
     monkeypatch.setattr(broker, "kick", kick)
-    task: Callable[..., Any] = broker.task(lambda event_id, order: None, task_name="send")
+    task: Callable[..., Any] = broker.task("send")(lambda event_id, order: None)
     with pytest.raises(Outage, match="the broker of Taskiq does not take tasks"):
         asyncio.run(deliver(send_to(task), EVENT))
 
