@@ -11,7 +11,7 @@ from pillarbox.drivers import driver_of
 from pillarbox.drivers.contract import Feature
 from pillarbox.errors import ConfigError, SchemaError
 from pillarbox.names import TABLES, Names
-from pillarbox.sql.migrations import MYSQL_COLLATIONS, Migration, migrations, script
+from pillarbox.sql.migrations import COLLATIONS, Migration, migrations, script
 
 _FOLDERS: Final = {"postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
 _MIGRATION: Final = Feature(
@@ -109,7 +109,7 @@ def _steps(context: MigrationContext, names: Names, shards: int) -> list[Migrati
         raise ConfigError(f"there is no outbox for {dialect.name}; use PostgreSQL, MySQL, MariaDB or SQLite")
     if names.schema is not None and folder != "postgres":
         raise ConfigError(f"schema is for PostgreSQL; on {dialect.name} leave it out")
-    collation = MYSQL_COLLATIONS["MariaDB" if getattr(dialect, "is_mariadb", False) else "MySQL"]
+    collation = COLLATIONS["MariaDB" if getattr(dialect, "is_mariadb", False) else "MySQL"]
     return list(migrations(folder, {**names.parts, "collation": collation, "shards": shards}))
 
 

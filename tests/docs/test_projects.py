@@ -15,16 +15,21 @@ import pytest
 from tests.docs.test_code_blocks import BLOCK, PROJECTS, ROOT, python
 
 FILE = re.compile(r"# (\S+\.py)\n")
-COPIED = ["alembic", "fastapi-sqlalchemy", "flask", "task-queues", "idempotency", "handlers", "inbox"]
+COPIED = [
+    ROOT / "docs" / "testing.md",
+    *(ROOT / "docs" / "howto" / f"{name}.md" for name in ("task-queues", "idempotency", "handlers", "inbox")),
+    *PROJECTS,
+]
 
 
 def files(page: Path) -> dict[str, str]:
     """The files of a page; one without names is one file."""
-    found = {}
+    found: dict[str, str] = {}
     for block in python(page):
         text = block.lstrip("\n")
         named = FILE.match(text)
-        found[named[1] if named else "page.py"] = found.get("page.py", "") + text if not named else text
+        name = named[1] if named else "page.py"
+        found[name] = text if named else found.get(name, "") + text
     return found
 
 
@@ -50,14 +55,14 @@ def test_the_page_builds_a_project(page: Path, tmp_path: Path) -> None:
 def test_mypy_accepts_the_pages(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     wrong = {}
-    for name in COPIED:
-        folder = tmp_path / name
-        for file, text in files(ROOT / "docs" / "howto" / f"{name}.md").items():
+    for page in COPIED:
+        folder = tmp_path / page.stem
+        for file, text in files(page).items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
         command = [sys.executable, "-m", "mypy", "--strict", "--disable-error-code=top-level-await"]
         command += [f"--cache-dir={tmp_path}/cache", "--explicit-package-bases", "."]
         ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if ended.returncode:
-            wrong[name] = ended.stdout
+            wrong[page.name] = ended.stdout
     assert not wrong, "\n".join(wrong.values())

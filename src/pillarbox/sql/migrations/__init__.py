@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-# By the server's kind. NO PAD: keys that differ in a trailing space are two keys.
-MYSQL_COLLATIONS: Final = {"MySQL": "utf8mb4_0900_bin", "MariaDB": "utf8mb4_nopad_bin"}
+# NO PAD: keys that differ in a trailing space are two keys.
+COLLATIONS: Final = {"MySQL": "utf8mb4_0900_bin", "MariaDB": "utf8mb4_nopad_bin"}
 
 
 class Migration(NamedTuple):
