@@ -124,7 +124,7 @@ class _Once:
             raise ConfigError(
                 f"handler {self._name} cannot be called with the event and the transaction: {error}"
             ) from error
-        self._read = reader_of(function, self._name)
+        self._read = reader_of(function, self._name, takes_lists=True)
         self._pool = driver_of(handle)
         if not isinstance(self._pool, Factory) or self._pool.is_awaited:
             self._check(handle, is_awaited=self._pool.is_awaited)

@@ -1,7 +1,7 @@
 """What a handler's first parameter asks for: the event itself, or its payload as a model."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, get_origin, is_typeddict
 
 from pillarbox.errors import ConfigError, Reject
@@ -12,10 +12,12 @@ from pillarbox.outbox.models import builder_of, misfit
 Reader: TypeAlias = Callable[[Event], Any]
 
 
-def reader_of(function: Callable[..., Any], name: str) -> Reader | None:
-    """By the annotation of the function's first parameter; None: it takes the event itself."""
+def reader_of(function: Callable[..., Any], name: str, *, takes_lists: bool = False) -> Reader | None:
+    """By the annotation of the function's first parameter; None: it takes the event itself, or a list of events."""
     wanted = _annotation(function, name)
     kind = get_origin(wanted) or wanted
+    if takes_lists and kind in (list, Sequence):
+        return None
     if kind in (dict, Mapping):
         return _mapping
     build = builder_of(kind)
