@@ -28,8 +28,13 @@ def files(page: Path) -> dict[str, str]:
     for block in python(page):
         text = block.lstrip("\n")
         named = FILE.match(text)
-        name = named[1] if named else "page.py"
-        found[name] = text if named else found.get(name, "") + text
+        if named is None:
+            found["page.py"] = found.get("page.py", "") + text
+            continue
+        name = named[1]
+        while name in found:  # the page has another form of it
+            name = f"{Path(name).with_suffix('')}_.py"
+        found[name] = text
     return found
 
 
