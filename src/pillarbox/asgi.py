@@ -28,9 +28,8 @@ def lifespan(
     """
     for part in parts:
         if isinstance(part, type) or not (isinstance(part, Service) or callable(part)):
-            raise ConfigError(
-                f"lifespan was given a {type(part).__name__}; pass relays, consumers, and lifespans of your own"
-            )
+            given = f"the class {part.__name__}" if isinstance(part, type) else f"a {type(part).__name__}"
+            raise ConfigError(f"lifespan was given {given}; pass relays, consumers, and lifespans of your own")
 
     @asynccontextmanager
     async def run(app: Any) -> AsyncIterator[dict[str, Any]]:

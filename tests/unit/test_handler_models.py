@@ -127,6 +127,10 @@ def test_an_annotation_that_is_no_model_is_refused() -> None:
 
     def for_checkers(event: "typing_only.Event") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
+    def many(events: list[Event]) -> None: ...
+
+    with pytest.raises(ConfigError, match="asks for a list; register it with on_batch"):
+        Handlers().on("a")(many)
     with pytest.raises(ConfigError, match="asks for Size, which is neither the event nor a model"):
         Handlers().on("a")(wrong)
     with pytest.raises(ConfigError, match="asks for Missing, which is not known where it is defined"):

@@ -50,7 +50,13 @@ async def test_what_has_started_is_stopped_when_a_later_one_fails() -> None:
     assert relay.missing() == ["start"]
 
 
-@pytest.mark.parametrize("wrong", [Relay, 7, "relay"])
-def test_other_objects_are_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="pass relays, consumers, and lifespans of your own"):
+@pytest.mark.parametrize(("wrong", "given"), [(Relay, "the class Relay"), (7.5, "a float"), ("relay", "a str")])
+def test_other_objects_are_refused(wrong: Any, given: str) -> None:
+    with pytest.raises(ConfigError, match=f"given {given}; pass relays, consumers, and lifespans of your own"):
         lifespan(wrong)
+
+
+def test_a_destination_is_no_stream() -> None:
+    wrong: Any = "kafka://localhost:9092?topic=orders"
+    with pytest.raises(ConfigError, match=r'given a str as a stream; write Stream\("default", to=...\)'):
+        Relay(MemoryStore(), [wrong])

@@ -20,6 +20,8 @@ def reader_of(function: Callable[..., Any], name: str, *, takes_lists: bool = Fa
         return None
     if kind in (dict, Mapping):
         return _mapping
+    if kind in (list, Sequence):
+        raise ConfigError(f"handler {name} asks for a list; register it with on_batch to get lists of events")
     build = builder_of(kind)
     if build is not None:
         return _of_model(kind, build)

@@ -244,9 +244,15 @@ class Relay:
         await run_until_asked(self.start, self.stop, lambda: self._running("run").readiness)
 
 
-def _check_streams(streams: Sequence[Stream]) -> None:
+def _check_streams(streams: Sequence[Any]) -> None:
     if not streams:
         raise ConfigError('a relay needs at least one stream; for example streams=[Stream("default", to="stdout:")]')
+    wrong = next((stream for stream in streams if not isinstance(stream, Stream)), None)
+    if wrong is not None:
+        kind = type(wrong).__name__
+        raise ConfigError(
+            f'a relay was given a {kind} as a stream; write Stream("default", to=...) around a destination'
+        )
     names = [stream.name for stream in streams]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
