@@ -3,9 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from pillarbox.errors import ConfigError
+
+
+_REMEDY: Final = "pass relays, consumers, and lifespans of your own"
 
 
 @runtime_checkable
@@ -27,9 +30,7 @@ def lifespan(
     after them; the states that they give are merged.
     """
     for part in parts:
-        if isinstance(part, type) or not (isinstance(part, Service) or callable(part)):
-            given = f"the class {part.__name__}" if isinstance(part, type) else f"a {type(part).__name__}"
-            raise ConfigError(f"lifespan was given {given}; pass relays, consumers, and lifespans of your own")
+        _check(part)
 
     @asynccontextmanager
     async def run(app: Any) -> AsyncIterator[dict[str, Any]]:
@@ -55,3 +56,10 @@ async def _stop(services: list[Service]) -> None:
     for error in ended:
         if isinstance(error, BaseException):
             raise error
+
+
+def _check(part: Any) -> None:
+    if isinstance(part, type):
+        raise ConfigError(f"lifespan was given the class {part.__name__}; {_REMEDY}")
+    if not (isinstance(part, Service) or callable(part)):
+        raise ConfigError(f"lifespan was given a {type(part).__name__}; {_REMEDY}")
