@@ -7,7 +7,6 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from pillarbox.errors import ConfigError
 
-
 _REMEDY: Final = "pass relays, consumers, and lifespans of your own"
 
 
