@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from enum import Enum
-from typing import Any, TypedDict
+from typing import Annotated, Any, Protocol, TypedDict
+from uuid import UUID
 
 import msgspec
 import pydantic
@@ -47,6 +48,10 @@ class AsPydantic(pydantic.BaseModel):
 
 class AsStruct(msgspec.Struct):
     id: int
+
+
+class NamedEvent(Protocol):
+    id: UUID
 
 
 SENT = AsDataclass(7, date(2024, 2, 29), [Item("lamp", Decimal("9.90"))], Size.SMALL, ("a", "b"))
@@ -136,6 +141,21 @@ def test_an_annotation_that_is_no_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="asks for Missing, which is not known where it is defined"):
         Handlers().on("a")(unknown)
     Handlers().on("a")(for_checkers)
+
+
+@pytest.mark.parametrize(
+    "wanted", [Event, Any, object, tuple, Event | None, NamedEvent, Annotated[Event, "old"], "Event"]
+)
+def test_an_annotation_of_the_event_gives_the_event(wanted: Any) -> None:
+    taken: list[Any] = []
+
+    def take(event: wanted) -> None:
+        taken.append(event)
+
+    handlers, event = Handlers(), order({})
+    handlers.on("order.created")(take)
+    publish(handlers, event)
+    assert taken == [event]
 
 
 def test_several_handlers_run_in_turn_and_again_after_a_failure() -> None:

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, get_origin, is_typeddict
+from types import UnionType
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 
 from pillarbox.errors import ConfigError, Reject
 from pillarbox.event import Event
@@ -15,7 +16,11 @@ Reader: TypeAlias = Callable[[Event], Any]
 def reader_of(function: Callable[..., Any], name: str, *, takes_lists: bool = False) -> Reader | None:
     """By the annotation of the function's first parameter; None: it takes the event itself, or a list of events."""
     wanted = _annotation(function, name)
+    if get_origin(wanted) is Annotated:
+        wanted = get_args(wanted)[0]
     kind = get_origin(wanted) or wanted
+    if kind in (Any, Union, UnionType):
+        return None
     if takes_lists and kind in (list, Sequence):
         return None
     if kind in (dict, Mapping):
@@ -25,12 +30,20 @@ def reader_of(function: Callable[..., Any], name: str, *, takes_lists: bool = Fa
     build = builder_of(kind)
     if build is not None:
         return _of_model(kind, build)
-    if isinstance(kind, type) and kind is not Any and not is_typeddict(kind) and not issubclass(Event, kind):
+    if isinstance(kind, type) and not _is_base(kind):
         raise ConfigError(
             f"handler {name} asks for {kind.__qualname__}, which is neither the event nor a model of its payload; use "
             "pillarbox.Event, a Pydantic model, a msgspec Struct, a dataclass, a TypedDict or dict"
         )
     return None
+
+
+def _is_base(kind: type) -> bool:
+    """Whether an event is of this type."""
+    try:
+        return issubclass(Event, kind)
+    except TypeError:  # a protocol that cannot be asked
+        return True
 
 
 def _mapping(event: Event) -> Any:
