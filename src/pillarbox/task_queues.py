@@ -51,7 +51,7 @@ def _check_celery(app: Any) -> None:
     url = str(app.conf.broker_write_url or app.conf.broker_url or "amqp:")  # RabbitMQ is Celery's default
     confirms = (app.conf.broker_transport_options or {}).get("confirm_publish")
     if url.partition(":")[0] in _AMQP and not confirms and not app.conf.task_always_eager:
-        raise ConfigError(
+        raise Outage(  # the event is not to blame
             "Celery does not wait until RabbitMQ has taken a task, so that tasks could be lost; set "
             'app.conf.broker_transport_options = {"confirm_publish": True}'
         )

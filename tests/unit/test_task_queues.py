@@ -42,7 +42,7 @@ def test_celery_must_wait_for_rabbitmq() -> None:
     @app.task(name="send")
     def task(event_id: str, order: Any) -> None: ...
 
-    with pytest.raises(ConfigError, match=r'broker_transport_options = \{"confirm_publish": True\}'):
+    with pytest.raises(Outage, match=r'broker_transport_options = \{"confirm_publish": True\}'):
         asyncio.run(deliver(send_to(task), EVENT))
     app.conf.broker_transport_options = {"confirm_publish": True}
     app.conf.task_publish_retry = False
