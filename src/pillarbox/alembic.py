@@ -1,9 +1,8 @@
 """The tables of an outbox in an application's own Alembic migrations."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from alembic.migration import MigrationContext
 from sqlalchemy import BigInteger, Connection, inspect
 from sqlalchemy.dialects.postgresql.base import ischema_names
 
@@ -12,6 +11,9 @@ from pillarbox.drivers.contract import Feature
 from pillarbox.errors import ConfigError, SchemaError
 from pillarbox.names import TABLES, Names
 from pillarbox.sql.migrations import COLLATIONS, Migration, migrations, script
+
+if TYPE_CHECKING:
+    from alembic.migration import MigrationContext
 
 _FOLDERS: Final = {"postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
 _MIGRATION: Final = Feature(
@@ -26,7 +28,7 @@ class Operations(Protocol):
 
     def get_bind(self) -> Connection: ...
 
-    def get_context(self) -> MigrationContext: ...
+    def get_context(self) -> "MigrationContext": ...
 
 
 def migrate_outbox(
@@ -102,7 +104,7 @@ def without_outbox(
     return include
 
 
-def _steps(context: MigrationContext, names: Names, shards: int) -> list[Migration]:
+def _steps(context: "MigrationContext", names: Names, shards: int) -> list[Migration]:
     dialect = context.dialect
     folder = _FOLDERS.get(dialect.name)
     if folder is None:
