@@ -1,6 +1,7 @@
 """A transactional outbox: events written with your data, published at least once and in order per key."""
 
 from pillarbox.aggregates import Aggregate, UnitOfWork, check_saved, current_tenant
+from pillarbox.asgi import lifespan
 from pillarbox.consumer import Consumer
 from pillarbox.errors import InvalidEvent, Outage, PillarboxError, Reject, StaleAggregate
 from pillarbox.event import Event, Mode, Status
@@ -42,6 +43,7 @@ __all__ = [
     "__version__",
     "check_saved",
     "current_tenant",
+    "lifespan",
     "stable_id",
     "upsert",
 ]

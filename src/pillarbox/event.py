@@ -1,12 +1,15 @@
 """The event record and its states: pure code, no I/O."""
 
+import json
 import zlib
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
+
+from pillarbox.errors import Reject
 
 
 class Status(StrEnum):
@@ -60,6 +63,15 @@ class Event(NamedTuple):
     stream: str
     status: Status
     available_at: datetime | None = None
+
+    def json(self) -> Any:
+        """The payload, read as JSON. Raises :class:`Reject` if it is none, because no retry would help."""
+        try:
+            return json.loads(self.payload)
+        except (ValueError, RecursionError):
+            raise Reject(
+                f"the payload of event {self.id} ({self.content_type}) is not JSON; read event.payload instead"
+            ) from None
 
 
 def key_hash(event_id: UUID, key: str | None) -> int:

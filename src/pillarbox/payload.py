@@ -4,14 +4,19 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final
+from functools import cache, partial
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from pillarbox.errors import InvalidEvent
+
+# Given a value that a payload has: plain data in its place. Raises TypeError for a value that it does not know.
+Encoder: TypeAlias = Callable[[Any], Any]
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
@@ -23,8 +28,9 @@ _NOT_FINITE: Final = "JSON compliant"  # as in the encoder's own error
 _BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
-def serialise(payload: Any) -> tuple[bytes, str]:
-    """The bytes and their content type: bytes and str as they are, everything else as JSON.
+def serialise(payload: Any, encoder: Encoder | None = None) -> tuple[bytes, str]:
+    """The bytes and their content type: bytes and str as they are, everything else as JSON. encoder: asked first about
+    values that JSON does not have.
 
     Refuses what a consumer could not read back: NaN and infinity, NUL, lone surrogates, nesting deeper than 200.
     """
@@ -35,19 +41,23 @@ def serialise(payload: Any) -> tuple[bytes, str]:
             raise InvalidEvent("the payload contains a NUL character; remove it, or pass the payload as bytes")
         return _encode(payload), TEXT
     try:
-        text = _ENCODER.encode(payload)
+        text = _json_encoder(encoder).encode(payload)
     except RecursionError:
         raise _too_deep() from None
     except (TypeError, ValueError) as error:
+        at = _place(payload, _json_encoder(encoder))
         # The encoder's own text may quote the value.
         if _NOT_FINITE in str(error):
             raise InvalidEvent(
-                "the payload contains NaN or infinity, which JSON cannot hold; use null or text"
+                f"the payload contains NaN or infinity{at}, which JSON cannot hold; use null or text"
             ) from None
         if "Circular" in str(error):
             raise InvalidEvent("the payload contains itself; pass plain data") from None
         reason = str(error) if isinstance(error, TypeError) else type(error).__name__
-        raise InvalidEvent(f"the payload cannot be written as JSON ({reason}); pass plain data, or bytes") from None
+        raise InvalidEvent(
+            f"the payload cannot be written as JSON{at} ({reason}); pass plain data or bytes, or give "
+            "the outbox an encoder"
+        ) from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise _too_deep()
     if "\\u0000" in text and _NUL.search(text):
@@ -105,4 +115,39 @@ def _default(value: Any) -> Any:
 
 
 # Made once: json.dumps with options makes an encoder for every call.
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)
+@cache
+def _json_encoder(own: Encoder | None) -> json.JSONEncoder:
+    default = _default if own is None else partial(_default_after, own)
+    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=default)
+
+
+def _default_after(own: Encoder, value: Any) -> Any:
+    try:
+        return own(value)
+    except TypeError:  # it leaves this value to us
+        return _default(value)
+
+
+def _place(value: Any, encoder: json.JSONEncoder, before: str = "") -> str:
+    """Where the value is that cannot be written, such as `` at items[0].price``; empty: the payload itself."""
+    with suppress(TypeError, ValueError):
+        if not isinstance(value, dict | list | tuple | str | int | float | None):
+            value = encoder.default(value)
+    inside: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        inside = [(f"{before}.{_shown(name)}" if before else _shown(name), each) for name, each in value.items()]
+    elif isinstance(value, list | tuple):
+        inside = [(f"{before}[{number}]", each) for number, each in enumerate(value)]
+    for place, each in inside:
+        try:
+            encoder.encode(each)
+        except RecursionError:
+            break
+        except (TypeError, ValueError):
+            return _place(each, encoder, place)
+    return f" at {before}" if before else ""
+
+
+def _shown(name: object) -> str:
+    """The name of a field; other keys may be data."""
+    return name if isinstance(name, str) and name.isidentifier() and len(name) <= 100 else "..."

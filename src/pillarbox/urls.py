@@ -6,6 +6,7 @@ Other packages add a scheme with an entry point in the group ``pillarbox.stores`
 names of these options.
 """
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -43,6 +44,8 @@ SOURCES: Final[Mapping[str, str]] = {
     "amqp": "pillarbox.sources.rabbitmq:RabbitMQSource",
     "amqps": "pillarbox.sources.rabbitmq:RabbitMQSource",
 }
+# As SQLAlchemy's URLs name a driver, and as other tools name PostgreSQL.
+_DRIVER: Final = re.compile(r"^(?:(postgres)|(postgresql|mysql|mariadb|sqlite))(?:\+\w+)?:", re.IGNORECASE)
 # By the package that a handle's class, or one of its bases, comes from.
 _HANDLES: Final = {
     "asyncpg": "pillarbox.stores.handles",
@@ -80,9 +83,15 @@ def store_of(handle: Any, **options: Any) -> Store:
 def store_from_url(url: str, **options: Any) -> Store:
     """``postgresql://user@host/database``, ``mysql://user@host/database``, ``mariadb://user@host/database``,
     ``mongodb://user@host/database?replicaSet=rs0``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``,
-    ``memory:``."""
+    ``memory:``. A driver as in ``postgresql+asyncpg://`` is ignored."""
+    url = without_driver(url)
     store: Store = _with_options(store_class(url), "store", url, options)
     return store
+
+
+def without_driver(url: str) -> str:
+    """A store's URL, also if it was written for SQLAlchemy."""
+    return _DRIVER.sub(lambda found: f"{(found[2] or 'postgresql').lower()}:", url)
 
 
 def store_class(url: str) -> Any:

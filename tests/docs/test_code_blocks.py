@@ -61,6 +61,7 @@ def blocks(language: str) -> dict[str, str]:
     return {
         f"{page.relative_to(ROOT)}-{number}": text
         for page in PAGES
+        if page not in PROJECTS
         for number, (kind, text) in enumerate(BLOCK.findall(page.read_text()))
         if kind == language
     }
@@ -131,7 +132,9 @@ def on_mongo(code: Sequence[str], url: str) -> list[str]:
     return [MONGO.sub(own, each) for each in code]
 
 
-NEEDS = {page: needs(page) for page in PAGES if python(page)}
+# Their blocks are the files of a project: see test_projects.py.
+PROJECTS = [page for page in PAGES if any(re.match(r"\n*# \S+\.py\n", block) for block in python(page))]
+NEEDS = {page: needs(page) for page in PAGES if python(page) and page not in PROJECTS}
 CONSOLE = blocks("console")
 COMMANDS = [line for text in CONSOLE.values() for line in text.splitlines() if "make" in line]
 SESSIONS = {name: text for name, text in CONSOLE.items() if "pillarbox" in text}

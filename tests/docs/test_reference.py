@@ -17,6 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 # What users import. A module without __all__ offers the public classes and functions that it defines.
 PUBLIC = (
     "pillarbox",
+    "pillarbox.alembic",
     "pillarbox.batch",
     "pillarbox.conformance",
     "pillarbox.consumer",
@@ -57,6 +58,8 @@ PUBLIC = (
     "pillarbox.stores.mysql",
     "pillarbox.stores.postgres",
     "pillarbox.stores.sqlite",
+    "pillarbox.task_queues",
+    "pillarbox.testing",
     "pillarbox.urls",
 )
 _DIRECTIVE = re.compile(r"^\.\. auto(?:class|function|exception|data|protocol)?:: (\S+)$", re.MULTILINE)

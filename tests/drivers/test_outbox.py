@@ -6,7 +6,8 @@ import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from traceback import format_exception
@@ -22,12 +23,16 @@ from pillarbox.conformance.driver_setup import Application, done
 from pillarbox.drivers import driver_of
 from pillarbox.errors import ConfigError, DuplicateEvent, NotInTransaction, SchemaError
 from pillarbox.ids import uuid7
+from pillarbox.outbox import Transaction
 from tests.drivers.applications import AioSqlite, AsyncMy, Asyncpg, SqlAlchemyAsync
 from tests.drivers.conftest import Shop
 
 AWAITED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.is_awaited)
-POOLED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.has_pool and kind.is_awaited)
-NESTED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.is_awaited and kind.has_savepoints)
+UNBUFFERED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: not kind.is_buffered)
+POOLED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.has_pool)
+NESTED: pytest.MarkDecorator = pytest.mark.drivers.with_args(
+    lambda _, kind: kind.has_savepoints and not kind.is_buffered
+)
 # SQLite has one writer at a time, MongoDB ends the later one; a driver that is not awaited would wait in this thread.
 CONCURRENT: pytest.MarkDecorator = pytest.mark.drivers.with_args(
     lambda database, kind: database not in ("sqlite", "mongo") and kind.is_awaited
@@ -57,8 +62,19 @@ async def added_and_flushed(shop: Shop, **fields: Any) -> None:
         await shop.app.commit()
 
 
+@asynccontextmanager
+async def entered(shop: Shop, handle: Any) -> AsyncIterator[Transaction]:
+    """A block of ``outbox.transaction``, in the way that the driver wants."""
+    if shop.app.is_awaited:
+        async with shop.outbox.transaction(handle) as tx:
+            yield tx
+    else:
+        with shop.outbox.transaction(handle) as tx:
+            yield tx
+
+
 async def block(shop: Shop, handle: Any, events: Sequence[Event], *, fail: bool = False, order: bool = True) -> None:
-    async with shop.outbox.transaction(handle) as tx:
+    async with entered(shop, handle) as tx:
         if order:
             await shop.order()
         tx.add_all(events)
@@ -303,10 +319,10 @@ async def test_an_event_that_is_awaited_after_the_commit_is_refused(shop: Shop) 
 
 
 @pytest.mark.asyncio
-@AWAITED
+@UNBUFFERED
 async def test_a_block_writes_its_events_before_it_commits(shop: Shop) -> None:
     await shop.app.open()
-    async with shop.outbox.transaction(shop.app.handle) as tx:
+    async with entered(shop, shop.app.handle) as tx:
         await shop.order()
         tx.add("first", {"n": 1})
         shop.outbox.add(tx, "second", {"n": 2})
@@ -319,7 +335,7 @@ async def test_a_block_writes_its_events_before_it_commits(shop: Shop) -> None:
 
 
 @pytest.mark.asyncio
-@AWAITED
+@UNBUFFERED
 async def test_a_block_that_fails_writes_nothing(shop: Shop) -> None:
     await shop.app.open()
     first = shop.outbox.event("first", {})
@@ -337,7 +353,7 @@ async def test_a_block_in_an_open_transaction_is_a_savepoint(shop: Shop) -> None
     await shop.app.open()
     await shop.app.begin()
     await shop.order()
-    async with shop.outbox.transaction(shop.app.handle) as tx:
+    async with entered(shop, shop.app.handle) as tx:
         tx.add("kept", {})
     with pytest.raises(ZeroDivisionError):
         await block(shop, shop.app.handle, [shop.outbox.event("gone", {})], fail=True)
@@ -394,7 +410,7 @@ async def test_a_block_on_a_pool(shop: Shop) -> None:
     pool = await shop.app.pool()
     with pytest.raises(ConfigError):
         shop.outbox.add(pool, "order.created", {})
-    async with shop.outbox.transaction(pool) as tx:
+    async with entered(shop, pool) as tx:
         tx.add("order.created", {})
     with pytest.raises(ZeroDivisionError):
         await block(shop, pool, [shop.outbox.event("gone", {})], fail=True, order=False)

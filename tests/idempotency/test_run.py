@@ -353,5 +353,11 @@ def test_settings_that_are_wrong(tmp_path: Path) -> None:
     once = Idempotency(lambda: sqlite3.connect(tmp_path / "a.db"), scope=lambda request: 7)  # type: ignore[arg-type,return-value]
     with pytest.raises(ConfigError, match="scope returned a value of type int"):
         once.run(post("a"), lambda tx: (200, None))
+
+    async def work(tx: Any) -> tuple[int, None]:
+        return 200, None
+
+    with pytest.raises(ConfigError, match="an async function, and its sessions are plain ones"):
+        once.run(post("a"), work)
     with pytest.raises(ConfigError, match="cannot read a list"):
         once.run([], lambda tx: (200, None))

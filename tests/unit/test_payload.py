@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pillarbox.errors import InvalidEvent
+from pillarbox import Outbox
+from pillarbox.errors import ConfigError, InvalidEvent
 from pillarbox.payload import BYTES, JSON, MAX_DEPTH, TEXT, serialise
 
 
@@ -107,3 +108,39 @@ def test_reads_back_or_is_refused(value: Any) -> None:
             serialise(value)
     else:
         assert json.loads(serialise(value)[0]) == value
+
+
+class Unknown:
+    """A type that JSON does not have."""
+
+
+@pytest.mark.parametrize(
+    ("payload", "place"),
+    [
+        ({"order": {"items": [{"price": 1}, {"price": Unknown()}]}}, " at order.items[1].price "),
+        ([1, {"s3cret key": Unknown()}], r" at \[1\]\.\.\.\. "),
+        ({"total": float("nan")}, " at total,"),
+        (Order(7, Unknown()), " at placed_at "),  # type: ignore[arg-type]
+        ({"order": {("a", "b"): 1}}, " at order "),
+        (Unknown(), "as JSON "),
+    ],
+)
+def test_the_field_that_cannot_be_written_is_named(payload: Any, place: str) -> None:
+    pattern = place if "\\" in place else place.replace("[", r"\[").replace("]", r"\]")
+    with pytest.raises(InvalidEvent, match=pattern) as raised:
+        serialise(payload)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_an_encoder_of_ones_own_is_asked_first() -> None:
+    def encode(value: Any) -> Any:
+        if isinstance(value, Unknown):
+            return {"kind": "unknown"}
+        if isinstance(value, Decimal):
+            return float(value)
+        raise TypeError
+
+    payload = {"a": Unknown(), "b": Decimal("1.5"), "c": Colour.RED}
+    assert json.loads(serialise(payload, encode)[0]) == {"a": {"kind": "unknown"}, "b": 1.5, "c": "red"}
+    with pytest.raises(ConfigError, match="encoder is a str; pass a function"):
+        Outbox(encoder="json")  # type: ignore[arg-type]

@@ -109,7 +109,7 @@ def test_the_error_of_a_package_itself_stays(install: Install) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgres://h/d", r"a store URL cannot start with 'postgres'; did you mean 'postgresql'\?"),
+        ("postgre://h/d", r"a store URL cannot start with 'postgre'; did you mean 'postgresql'\?"),
         ("xyz://h", "cannot start with 'xyz'; use one of: postgresql, mysql"),
         ("s3cret", "^the store is not a URL; use one of: postgresql"),
     ],
@@ -232,3 +232,17 @@ def test_an_unescaped_password_is_not_shown(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
         publisher_from_url(url)
     assert "hunter22" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "description"),
+    [
+        ("postgres://h/d", "postgresql h:5432/d"),
+        ("postgresql+asyncpg://h/d", "postgresql h:5432/d"),
+        ("mysql+asyncmy://h/d", "mysql h:3306/d"),
+        ("mariadb+pymysql://h/d", "mariadb h:3306/d"),
+        ("sqlite+aiosqlite:///shop.db", "sqlite shop.db"),
+    ],
+)
+def test_a_url_of_sqlalchemy_is_one_of_a_store(url: str, description: str) -> None:
+    assert store_from_url(url).description == description

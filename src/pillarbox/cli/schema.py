@@ -13,7 +13,9 @@ from pillarbox.store import Store
 
 def add(commands: Any) -> None:
     """Register the commands."""
-    creating = command(commands, "init", init, "create the tables of an outbox")
+    creating = command(
+        commands, "init", init, "create the tables of an outbox, or bring them to this release's version"
+    )
     updating = command(commands, "migrate", migrate, "bring the tables of an outbox to this release's version")
     updating.add_argument(
         "--print", action="store_true", dest="script", help="print the script instead; needs no database"

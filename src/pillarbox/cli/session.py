@@ -13,7 +13,7 @@ from pillarbox.cli import secrets
 from pillarbox.cli.settings import STORE, Settings
 from pillarbox.errors import ConfigError
 from pillarbox.store import Store
-from pillarbox.urls import store_class
+from pillarbox.urls import store_class, without_driver
 
 T = TypeVar("T")
 
@@ -41,6 +41,7 @@ def store_maker(settings: Settings) -> Callable[..., Store]:
             "set PILLARBOX_STORE instead, or 'store' in a file that only you can read",
             file=sys.stderr,
         )
+    url = without_driver(url)
     kind = store_class(url)
     for name in options:
         if name not in kind.options:

@@ -1,6 +1,7 @@
 """Runs a request once for each key: the class that applications use."""
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -89,8 +90,14 @@ class Idempotency:
         writes with the transaction's handle and returns a status and a body, or a Reply; it must not commit. If it
         raises or returns a status from 400 on, the transaction is rolled back and the key stays free.
         """
-        running = self._run(request, work)
-        return running if self._driver.is_awaited else finish(running)
+        if self._driver.is_awaited:
+            return self._run(request, work)
+        if inspect.iscoroutinefunction(work):
+            raise ConfigError(
+                "once.run was given an async function, and its sessions are plain ones, which would block the event "
+                "loop; pass a plain function, or sessions that are awaited, such as an async_sessionmaker"
+            )
+        return finish(self._run(request, work))
 
     def middleware(self, app: App, *, paths: Collection[str] = ("/",), methods: Collection[str] = METHODS) -> App:
         """A pure ASGI middleware: ``app.add_middleware(once.middleware, paths=["/orders"])``.

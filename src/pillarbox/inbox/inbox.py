@@ -16,7 +16,7 @@ from pillarbox.observe import Observer, Observers
 from pillarbox.outbox import Transaction
 
 Given = TypeVar("Given", bound=Event | UUID | str)
-Handled = TypeVar("Handled", bound=Event | list[Event])
+Handled = TypeVar("Handled")  # Event, list[Event], or the model of a payload
 Result = TypeVar("Result")
 
 
@@ -83,7 +83,7 @@ class Inbox:
 
     def once(self, handle: Any) -> Callable[[Callable[[Handled, Any], Result]], Callable[[Handled], Result]]:
         """Decorates a handler ``f(event, tx)`` so that it can be registered with ``@handlers.on(...)``, or
-        ``f(events, tx)`` for ``@handlers.on_batch(...)``.
+        ``f(events, tx)`` for ``@handlers.on_batch(...)``. In place of the event it may take the model of its payload.
 
         For each event it opens a transaction, records the event, calls the handler only if the event is new, and
         commits. A list of events has one transaction, and the handler gets those that are new. Write effects with

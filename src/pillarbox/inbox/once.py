@@ -4,7 +4,8 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, update_wrapper
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -16,14 +17,16 @@ from pillarbox.errors import ConfigError, InvalidEvent, Outage, PillarboxError
 from pillarbox.event import Event
 from pillarbox.inbox.work import Entry, Place, build, first_of_each, in_order
 from pillarbox.observe import Observers
+from pillarbox.outbox.reading import reader_of
 from pillarbox.sql.dialects import ErrorKind
 
-Given = TypeVar("Given", bound=Event | list[Event])
+Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 _SHORTEST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 1.0
 _HANDLER_ATTEMPTS: Final = 10
+_ONCE: Final = "_pillarbox_once"  # the attribute of a decorated handler
 
 
 def make_once(
@@ -39,10 +42,10 @@ def make_once(
     def decorate(function: Callable[[Given, Any], Result]) -> Callable[[Given], Result]:
         once = _Once(place, handle, function, observers)
 
-        async def awaited(given: Given) -> None:
+        async def awaited(given: Any) -> None:
             await once.apply(given)
 
-        def plain(given: Given) -> None:
+        def plain(given: Any) -> None:
             finish(once.apply(given))
 
         made = update_wrapper(
@@ -52,9 +55,39 @@ def make_once(
             updated=(),
         )
         del made.__wrapped__  # its signature has the transaction, that of the handler has not
+        vars(made)[_ONCE] = once
         return cast("Callable[[Given], Result]", made)
 
     return decorate
+
+
+def inbox_of(function: Any) -> Place | None:
+    """Where a decorated handler records its events; None: it is not decorated."""
+    once = once_of(function)
+    return None if once is None else once.place
+
+
+def once_of(function: Any) -> "_Once | None":
+    """The work of a decorated handler, for tests; None: it is not decorated."""
+    found: _Once | None = getattr(function, _ONCE, None)
+    return found
+
+
+class Watch:
+    """Counts the calls of a decorated handler. fails: whether a call fails behind its last statement."""
+
+    class Failure(Exception):
+        """The failure that was asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls = 0
+        self.fails = False
+
+    def called(self) -> None:
+        self.calls += 1
+        if self.fails:
+            raise self.Failure
 
 
 class _Conflict(NamedTuple):
@@ -75,9 +108,10 @@ class _Once:
     """A decorated handler."""
 
     def __init__(self, place: Place, handle: Any, function: Callable[[Any, Any], Any], observers: Observers) -> None:
-        self._place = place
+        self.place = place
         self._observers = observers
         self._function = function
+        self._watch: Watch | None = None
         self._sleep: Callable[[float], Any] = time.sleep  # a plain handler has a thread to itself
         self._name: str = getattr(function, "__qualname__", type(function).__qualname__)
         # An object with __call__ is async if that method is.
@@ -90,11 +124,21 @@ class _Once:
             raise ConfigError(
                 f"handler {self._name} cannot be called with the event and the transaction: {error}"
             ) from error
+        self._read = reader_of(function, self._name, takes_lists=True)
         self._pool = driver_of(handle)
         if not isinstance(self._pool, Factory) or self._pool.is_awaited:
             self._check(handle, is_awaited=self._pool.is_awaited)
         if isinstance(self._pool, Factory):
             self._pool = driver_of(partial(self._open, handle))
+
+    @contextmanager
+    def watched(self) -> Iterator[Watch]:
+        """For tests: a block that learns of the calls."""
+        self._watch = Watch(self._name)
+        try:
+            yield self._watch
+        finally:
+            self._watch = None
 
     def _check(self, handle: Any, *, is_awaited: bool) -> None:
         if self.is_awaited and not is_awaited:
@@ -155,7 +199,7 @@ class _Once:
                     is_new = True
                     await self._call(new, tx)
             applied = len(new) if isinstance(new, list) else int(new is not None)
-            self._observers.inbox_asked(self._place.consumer, applied, len(work.entries) - applied)
+            self._observers.inbox_asked(self.place.consumer, applied, len(work.entries) - applied)
             return None
         except InvalidEvent:
             raise
@@ -175,12 +219,14 @@ class _Once:
         """What is new of the work."""
         given, entries = work
         if isinstance(given, Event):
-            is_new = await settled(driver.run(build(driver, "record", self._place, entries[0], True)))
+            is_new = await settled(driver.run(build(driver, "record", self.place, entries[0], True)))
             return given if is_new else None
-        ids = await settled(driver.run(build(driver, "record_all", self._place, in_order(entries), True)))
+        ids = await settled(driver.run(build(driver, "record_all", self.place, in_order(entries), True)))
         return first_of_each(zip(given, entries, strict=True), ids)
 
     async def _call(self, given: Event | list[Event], tx: Any) -> None:
+        if self._read is not None and isinstance(given, Event):
+            given = self._read(given)
         returned = self._function(given, tx)
         if self.is_awaited:
             await returned
@@ -188,6 +234,8 @@ class _Once:
             if inspect.iscoroutine(returned):
                 returned.close()
             raise TypeError(f"handler {self._name} returned something to be awaited; write `async def {self._name}`")
+        if self._watch is not None:
+            self._watch.called()
 
 
 def _away(error: Exception) -> Outage:

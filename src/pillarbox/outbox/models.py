@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence, Set
 from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
@@ -20,6 +20,7 @@ from typing import (
     Required,
     TypeAlias,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -40,6 +41,7 @@ _AS_TEXT: Final[dict[type, Callable[[str], object]]] = {
     UUID: UUID,
     Decimal: Decimal,
 }
+_ABSTRACT: Final = (Sequence, Set, MutableSequence, Collection, Iterable)  # a list will do
 # In the texts of msgspec: "... - at `$.items[0].price`", "Object missing required field `id`".
 _MSGSPEC_PLACES: Final = (re.compile(r"at `\$\.(\w+)"), re.compile(r"field `(\w+)"))
 
@@ -191,3 +193,58 @@ def _fits_kind(kind: type, arguments: Sequence[Any], value: Any) -> bool:
     if issubclass(kind, Sequence | Set):
         return isinstance(value, list) and (not arguments or all(_fits(arguments[0], each) for each in value))
     return True
+
+
+def builder_of(model: Any) -> Callable[[bytes], Any] | None:
+    """A function from the bytes of a payload to a value of the model; it raises ValueError. None: this is no model."""
+    if hasattr(model, "__pydantic_validator__"):
+        validate: Callable[[bytes], Any] = model.__pydantic_validator__.validate_json
+        return validate
+    if hasattr(model, "__struct_fields__"):
+        decode: Callable[[bytes], Any] = sys.modules["msgspec"].json.Decoder(model).decode
+        return decode
+    if is_typeddict(model) or dataclasses.is_dataclass(model):
+        return partial(_read_plain, model)
+    return None
+
+
+def misfit(name: str, model: Any, data: bytes) -> str:
+    """The sentence for a payload that is not of the model; it has no value of the payload."""
+    field = _check_of(name, model)(None, data) or ""
+    at = f" at {field!r}" if field.isidentifier() and len(field) <= 100 else ""
+    return f"the payload of {name} does not fit {_name(model)}{at}"
+
+
+def _read_plain(model: Any, data: bytes) -> Any:
+    value = json.loads(data)
+    if _misfit(model, value) is not None:
+        raise ValueError
+    return _built(model, value)
+
+
+def _built(hint: Any, value: Any) -> Any:
+    """The Python value of a JSON value that fits the type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in _WRAPPERS:
+        return _built(arguments[0], value)
+    if origin in (Union, UnionType):
+        return next(_built(each, value) for each in arguments if _fits(each, value))
+    if is_typeddict(hint) or dataclasses.is_dataclass(hint):
+        hints, _ = _fields(hint)
+        fields = {name: _built(hints[name], each) for name, each in value.items()}
+        return fields if is_typeddict(hint) else cast("Callable[..., Any]", hint)(**fields)
+    kind = origin or hint
+    if not isinstance(kind, type) or value is None:
+        return value
+    if kind in _AS_TEXT:
+        return _AS_TEXT[kind](value)
+    if issubclass(kind, Enum):
+        return kind(value)
+    if isinstance(value, dict) and arguments:
+        return {name: _built(arguments[1], each) for name, each in value.items()}
+    if isinstance(value, list) and issubclass(kind, Sequence | Set):
+        if issubclass(kind, tuple) and arguments and arguments[-1] is not ...:
+            return tuple(map(_built, arguments, value))
+        items = [_built(arguments[0], each) for each in value] if arguments else value
+        return items if kind in _ABSTRACT else cast("Callable[..., Any]", kind)(items)
+    return value

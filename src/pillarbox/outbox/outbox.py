@@ -1,12 +1,12 @@
 """Makes events and writes them: the class that applications use."""
 
 import builtins
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 from uuid import UUID
 
 from pillarbox.drivers import Driver, driver_of
@@ -21,18 +21,14 @@ from pillarbox.names import Names
 from pillarbox.observe import Observer, Observers
 from pillarbox.outbox import sql
 from pillarbox.outbox.awaiting import Added, AddedAll, PendingWrite
+from pillarbox.outbox.blocks import Block, Capture
 from pillarbox.outbox.fields import EventFields, OnDuplicate, id_of, text_of, utc_of, with_trace
 from pillarbox.outbox.models import Models
 from pillarbox.outbox.routes import DEFAULT, Routed, Routes, in_each_stream, rule_of
 from pillarbox.outbox.sink import BoundOutbox, EventSink
 from pillarbox.outbox.transaction import Transaction
 from pillarbox.outbox.work import Late, Question, Write
-from pillarbox.payload import serialise
-
-
-class _Capture(NamedTuple):
-    events: list[Event]
-    write: bool
+from pillarbox.payload import Encoder, serialise
 
 
 class Outbox:
@@ -46,7 +42,8 @@ class Outbox:
     without transactions: events are written on their own, after their data. types: the model of each type of events; a
     payload that does not fit is refused. A model is a Pydantic model, a msgspec Struct, a dataclass, a TypedDict, a
     function that raises ValueError or TypeError, or None for any payload. strict: refuse types that are not in
-    ``types``. observers: learn which events are added.
+    ``types``. encoder: a function from a value that JSON does not have, such as an ObjectId, to plain data; it raises
+    TypeError for values that it leaves to Pillarbox. observers: learn which events are added.
     """
 
     def __init__(
@@ -60,6 +57,7 @@ class Outbox:
         transactions: bool = True,
         types: Mapping[str, Any] | None = None,
         strict: bool = False,
+        encoder: Encoder | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
         if payload_limit < 1:
@@ -74,7 +72,12 @@ class Outbox:
         if strict and not types:
             raise ConfigError("strict refuses every type that is not in types; pass types={...} too")
         self._models = Models(types, is_strict=strict) if types else None
-        self._captures: Sequence[_Capture] = ()
+        if encoder is not None and not callable(encoder):
+            raise ConfigError(
+                f"encoder is a {builtins.type(encoder).__name__}; pass a function from a value to plain data"
+            )
+        self._encoder = encoder
+        self._captures: Sequence[Capture] = ()
         self._observers = Observers(observers)
         prepare()
 
@@ -114,7 +117,9 @@ class Outbox:
             raise ConfigError(f"on_duplicate is {on_duplicate!r}; use 'raise' or 'ignore'")
         # A late event gets its streams when it is complete.
         events = [copy for event in events for copy in ([event] if isinstance(event, Late) else in_each_stream(event))]
-        if self._captures and not self._capture([event for event in events if not isinstance(event, Late)]):
+        if (self._captures or Capture.of_all) and not self._capture(
+            [event for event in events if not isinstance(event, Late)]
+        ):
             events = [event for event in events if isinstance(event, Late)]
         if not events:
             return None
@@ -164,27 +169,19 @@ class Outbox:
             )
         return BoundOutbox(self, tx)
 
-    @asynccontextmanager
-    async def transaction(self, handle: Any) -> AsyncIterator[Transaction]:
-        """A transaction on a raw asynchronous driver that writes its events just before it commits.
+    def transaction(self, handle: Any) -> Block[Transaction]:
+        """A transaction that writes its events just before it commits: ``async with outbox.transaction(pool) as tx:``,
+        or ``with`` on drivers that are not awaited.
 
-        handle: a pool or a connection of asyncpg, psycopg, aiosqlite or asyncmy, SQLAlchemy's AsyncEngine or
-        AsyncConnection, or PyMongo's AsyncMongoClient or AsyncClientSession. In a transaction that is open already the
-        block is a savepoint; MongoDB has none and refuses.
+        handle: a pool, a connection or an engine, a client of MongoDB or a session of it, or a function that opens a
+        connection. In a transaction that is open already the block is a savepoint; MongoDB has none and refuses.
         """
         driver = self._driver(handle)
         if driver.is_buffered:
             raise ConfigError(
-                "outbox.transaction takes an AsyncEngine or an AsyncConnection; on a session call "
-                "outbox.add(session, ...)"
+                "outbox.transaction takes an engine or a connection; on a session call outbox.add(session, ...)"
             )
-        if not driver.is_awaited:
-            raise ConfigError(
-                "outbox.transaction is for drivers that have to be awaited; "
-                f"on this {driver.handle_name} call outbox.add"
-            )
-        async with self._begun(driver) as tx:
-            yield tx
+        return Block("outbox.transaction", driver.is_awaited, self._begun(driver))
 
     @asynccontextmanager
     async def _begun(self, driver: Driver) -> AsyncIterator[Any]:
@@ -227,7 +224,7 @@ class Outbox:
     def _capture(self, events: Sequence[Event]) -> bool:
         """Tell the captures of events; whether events are written."""
         is_written = True
-        for capture in self._captures:
+        for capture in (*self._captures, *Capture.of_all):
             capture.events.extend(events)
             is_written = is_written and capture.write
         return is_written
@@ -248,17 +245,15 @@ class Outbox:
         """
         import_module("pillarbox.aggregates.follow").follow(self, base)
 
-    @contextmanager
-    def capture(self, *, write: bool = True) -> Iterator[Sequence[Event]]:
-        """For tests: collects the events that any thread adds to this outbox, in order, even if their transaction does
-        not commit. write: False writes nothing and needs no transaction.
+    def capture(self, *, write: bool = True, committed: Any = False) -> Capture:
+        """For tests: ``with outbox.capture() as events:`` collects the events that any thread adds to this outbox, in
+        order, even if their transaction does not commit.
+
+        write: False writes nothing and needs no transaction. committed: an engine, a pool, or a function that opens a
+        connection; when the block ends, it is asked which events were committed, and only those stay in the list. With
+        one that is awaited use ``async with``.
         """
-        capture = _Capture([], write)
-        self._captures = [*self._captures, capture]
-        try:
-            yield capture.events
-        finally:
-            self._captures = [each for each in self._captures if each is not capture]
+        return Capture(self, write, committed)
 
     def _routed(self, event: Event) -> Event:
         """The event with the streams that the rule gives it."""
@@ -295,7 +290,7 @@ class Outbox:
         available_at: publish it not before this instant. headers: the W3C trace context of the current OpenTelemetry
         span is added, unless they have their own.
         """
-        data, own_type = serialise(payload)
+        data, own_type = serialise(payload, self._encoder)
         if len(data) > self._payload_limit:
             raise InvalidEvent(
                 f"the payload has {len(data):,} bytes, the limit is {self._payload_limit:,}; store it elsewhere and "

@@ -8,12 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pillarbox.errors import ConfigError, Outage, Reject
 from pillarbox.event import Event
 from pillarbox.observe.processing import processing
+from pillarbox.outbox.reading import Reader, reader_of
 from pillarbox.publisher import PUBLISHED, UNTRIED, Limits, Outcome, outage, rejected, retry
 from pillarbox.publishers.keyed import Cursor
 
@@ -27,7 +28,9 @@ _YIELD_SECONDS: Final = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A registered function. size: the most events that it takes in a list; 0: it takes an event."""
+    """A registered function. size: the most events that it takes in a list; 0: it takes an event. read: makes what it
+    is called with of an event. then: the next function for the same type, if this one succeeds.
+    """
 
     name: str
     function: Callable[[Any], Any]
@@ -35,10 +38,21 @@ class Handler:
     timeout_seconds: float | None
     limits: Limits
     size: int = 0
+    read: Reader | None = None
+    then: "Handler | None" = None
 
     def call(self, given: Event | Sequence[Event]) -> Any:
         """Call the function. given: an event, or several for a function that takes a list."""
-        return self.function([given] if self.size and isinstance(given, Event) else given)
+        if isinstance(given, Event):
+            if self.size:
+                return self.function([given])
+            if self.read is not None:
+                return self.function(self.read(given))
+        return self.function(given)
+
+    def followed_by(self, other: "Handler") -> "Handler":
+        """With another function behind the last one."""
+        return replace(self, then=other if self.then is None else self.then.followed_by(other))
 
 
 def make_handler(
@@ -59,7 +73,8 @@ def make_handler(
         raise ConfigError(f"handler {name} cannot be called with {wanted} as its only argument: {error}") from error
     except ValueError:  # a built-in without a signature
         pass
-    return Handler(name, function, any(map(inspect.iscoroutinefunction, forms)), timeout_seconds, limits, size)
+    is_async = any(map(inspect.iscoroutinefunction, forms))
+    return Handler(name, function, is_async, timeout_seconds, limits, size, None if size else reader_of(function, name))
 
 
 async def call_async(handler: Handler, given: Event | Sequence[Event]) -> Outcome:
@@ -100,13 +115,15 @@ class OneCall:
 class Run:
     """Functions called one after the other, by one thread or in one task: its start costs more than most calls.
 
-    Each call has its own time limit and its own context.
+    Each call has its own time limit and its own context. left: the function that has to be called next with the event
+    of the cursor, if it needs another run.
     """
 
     def __init__(
         self, cursor: Cursor | OneCall, handler: Handler, next_handler: Callable[[Any], Handler | None]
     ) -> None:
         self.handler = handler  # runs now
+        self.left: Handler | None = None
         self._cursor = cursor
         self._event = cursor.event  # now: a run that is given up before it begins must not take the next event
         self._next_handler = next_handler
@@ -142,6 +159,8 @@ class Run:
         with self._lock:
             if self._is_over:
                 return None  # abandoned: the cursor is not ours any more
+            if self.handler.then is not None and outcome is PUBLISHED:
+                return self._go_on(self.handler.then)
             self._cursor.record(outcome)
             event = self._cursor.event if time.monotonic() < self._until else None
             found = None if event is None else self._next_handler(event)
@@ -151,6 +170,15 @@ class Run:
             self.handler = found
             self._deadline = _deadline(found)
             return event
+
+    def _go_on(self, then: Handler) -> Any:
+        """Call the next function with the same event, here or in another run."""
+        if (then.is_async, then.timeout_seconds) != (self.handler.is_async, self.handler.timeout_seconds):
+            self.left, self._is_over = then, True
+            return None
+        self.handler = then
+        self._deadline = _deadline(then)
+        return self._cursor.event
 
     def seconds_left(self) -> float | None:
         """Time that the running call still has; None: no limit."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
@@ -12,6 +12,7 @@ from pillarbox.durations import Duration, seconds_of
 from pillarbox.errors import ConfigError
 from pillarbox.event import Event
 from pillarbox.hints import hint
+from pillarbox.inbox.once import inbox_of
 from pillarbox.publisher import (
     PUBLISHED,
     UNTRIED,
@@ -35,7 +36,7 @@ from pillarbox.threads import Threads
 
 logger = logging.getLogger(__name__)
 
-F = TypeVar("F", bound=Callable[[Event], Any])
+F = TypeVar("F", bound=Callable[[Any], Any])  # of an event, or of the model of its payload
 B = TypeVar("B", bound=Callable[[list[Event]], Any])
 
 # What happens to an event whose type has no handler.
@@ -105,6 +106,9 @@ class Handlers(Publisher):
     ) -> Callable[[F], F]:
         """Register the decorated function for these event types; ``"*"``: for all that have no other.
 
+        It is called with the event, or with its payload as the model that its parameter is annotated with: a Pydantic
+        model, a msgspec Struct, a dataclass, a TypedDict, or dict. A payload that does not fit is rejected. Several
+        functions of one type run one after the other. If one fails, the event is tried again with all of them.
         timeout: of this function. retry, max_attempts: in place of the stream's; retry is a policy such as
         ``Fixed("30s")``, or a text such as ``"fixed:30s"``.
         """
@@ -149,12 +153,16 @@ class Handlers(Publisher):
 
         def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
             handler = make_handler(function, seconds, limits, size)
-            for type_ in types:
-                self._check_type(type_, handler)
-            self._handlers.update(dict.fromkeys(types, handler))
+            self._add(dict.fromkeys(types, handler))
             return function
 
         return register
+
+    def include(self, other: "Handlers") -> None:
+        """Register the functions of another registry here too, with their own timeouts and retries."""
+        if other is self:
+            raise ConfigError("these handlers include themselves; include other ones")
+        self._add(other._handlers)
 
     def prepared(self, needs: Needs) -> "Handlers":
         """A publisher of the stream's own with the same functions, so that streams do not share places."""
@@ -211,14 +219,17 @@ class Handlers(Publisher):
             await session.close(self._grace_seconds)
             self._threads.stop_idle()
 
-    def _check_type(self, type_: str, handler: Handler) -> None:
-        if not type_ or (ALL_OTHERS in type_ and type_ != ALL_OTHERS):
-            raise ConfigError(f'event type {type_!r}: name one type in full, or "*" for all that have no other handler')
-        if type_ in self._handlers:
-            raise ConfigError(
-                f"event type {type_!r} has the handler {self._handlers[type_].name} already, "
-                f"so {handler.name} is refused; when both shall run, give each its own Handlers() and stream"
-            )
+    def _add(self, found: Mapping[str, Handler]) -> None:
+        """Register functions, behind those that a type has."""
+        added = {}
+        for type_, handler in found.items():
+            if not type_ or (ALL_OTHERS in type_ and type_ != ALL_OTHERS):
+                raise ConfigError(
+                    f'event type {type_!r}: name one type in full, or "*" for all that have no other handler'
+                )
+            before = self._handlers.get(type_)
+            added[type_] = handler if before is None else _both(type_, before, handler)
+        self._handlers.update(added)
 
     async def _handle(self, session: Session, rounds: Rounds, batch: Batch, piece: Piece) -> None:
         events = [batch[index] for index in piece.indexes]
@@ -245,23 +256,26 @@ class Handlers(Publisher):
             return call.outcome
 
     async def _work(self, session: Session, cursor: Cursor) -> None:
+        left: Handler | None = None
         while (event := cursor.event) is not None:
             async with session:
                 if session.closing:
                     return
-                handler = self._handler_of(event)
+                handler = left or self.handler_of(event)
+                left = None
                 if handler is None:
                     cursor.record(self._without_handler(event))
                 elif self._too_many_hang():
                     cursor.record(self._hanging())
                 else:
-                    await self._run(session, cursor, handler)
+                    left = await self._run(session, cursor, handler)
 
-    def _handler_of(self, event: Event) -> Handler | None:
+    def handler_of(self, event: Event) -> Handler | None:
+        """The function that is called first with this event."""
         return self._handlers.get(event.type) or self._handlers.get(ALL_OTHERS)
 
     def _batch_handler_of(self, event: Event) -> Handler | None:
-        handler = self._handler_of(event)
+        handler = self.handler_of(event)
         return handler if handler is not None and handler.size else None
 
     def _hanging(self) -> Outcome:
@@ -287,18 +301,20 @@ class Handlers(Publisher):
             )
         return retry(f"{problem}; {remedy}", charged=False, after_seconds=_UNKNOWN_SECONDS)
 
-    async def _run(self, session: Session, cursor: Cursor | OneCall, handler: Handler) -> None:
-        """Call a function with the event of the cursor, and in the same run with those that follow."""
+    async def _run(self, session: Session, cursor: Cursor | OneCall, handler: Handler) -> Handler | None:
+        """Call a function with the event of the cursor, and in the same run with those that follow. The function that
+        is left to be called with the same event."""
 
         def next_handler(event: Event) -> Handler | None:
             """The handler that the same run may call next."""
-            found = self._handler_of(event)
+            found = self.handler_of(event)
             if found is None or found.is_async != handler.is_async or found.timeout_seconds != handler.timeout_seconds:
                 return None
             return None if session.closing or self._too_many_hang() else found
 
         run = Run(cursor, handler, next_handler)
         await (self._on_loop if handler.is_async else self._in_thread)(session, cursor, run)
+        return run.left
 
     async def _on_loop(self, session: Session, cursor: Cursor | OneCall, run: Run) -> None:
         call = asyncio.create_task(run.call_on_loop(), name=f"pillarbox-handler {run.handler.name}")
@@ -340,6 +356,30 @@ class Handlers(Publisher):
                 return
         if not call.cancelled():
             call.result()
+
+
+def _both(type_: str, first: Handler, second: Handler) -> Handler:
+    """The functions of one type, one after the other."""
+    functions = [second]
+    while functions[-1].then is not None:
+        functions.append(functions[-1].then)
+    earlier: Handler | None = first
+    while earlier is not None:
+        for other in functions:
+            if earlier.function is other.function:
+                raise ConfigError(f"event type {type_!r} has the handler {other.name} already; register it once")
+            if earlier.size or other.size:
+                raise ConfigError(
+                    f"event type {type_!r} has the handler {earlier.name} already, and one of it and {other.name} "
+                    "takes lists of events; when both shall run, give each its own Handlers() and stream"
+                )
+            if (place := inbox_of(earlier.function)) is not None and place == inbox_of(other.function):
+                raise ConfigError(
+                    f"handlers {earlier.name} and {other.name} of event type {type_!r} use the same inbox, so that "
+                    "only the first one would run; give each an Inbox of its own name"
+                )
+        earlier = earlier.then
+    return first.followed_by(second)
 
 
 def _timeout_seconds(timeout: Duration | None) -> float | None:

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self
 
 from pillarbox.durations import Duration, seconds_of
 from pillarbox.errors import ConfigError
@@ -25,6 +26,9 @@ from pillarbox.relay.stream import OnDead, Stream
 from pillarbox.relay.supervisor import Supervisor
 from pillarbox.urls import store_of
 
+if TYPE_CHECKING:
+    from pillarbox.testing import Sent
+
 log = logging.getLogger(__name__)
 
 
@@ -33,7 +37,8 @@ class Relay:
     (``async with relay:``, or ``FastAPI(lifespan=relay.lifespan)``).
 
     store: a store, its URL, or what your application has: an asyncpg pool, an SQLAlchemy engine, a PyMongo client.
-    streams: the streams that it serves. name: the first part of its workers' name; default: the host's name.
+    streams: the streams that it serves, or the only one.
+    name: the first part of its workers' name; default: the host's name.
     keep_published: how long published events are kept; 0 deletes an event as soon as it is published.
     keep_dead: how long dead letters are kept; those that a blocked or parked key waits for stay longer.
     keep_inbox: how long the inbox remembers a processed event, longer than a broker may deliver it again.
@@ -51,7 +56,7 @@ class Relay:
     def __init__(
         self,
         store: Any,
-        streams: Sequence[Stream],
+        streams: Stream | Sequence[Stream],
         *,
         name: str | None = None,
         keep_published: Duration = "24h",
@@ -67,8 +72,8 @@ class Relay:
         listen: str | None = None,
         logger: logging.Logger | None = None,
     ) -> None:
-        _check_streams(streams)
-        self.streams = tuple(streams)
+        self.streams = (streams,) if isinstance(streams, Stream) else tuple(streams)
+        _check_streams(self.streams)
         self.checks = tuple(checks)
         self._observers = Observers(observers, logger or log)
         self.store = observed_store(store_of(store), self._observers)
@@ -84,7 +89,7 @@ class Relay:
         _check_checks(checks, self._keep_published_seconds)
         self._logger = logger
         self._log = logger or log
-        self._jobs = [self._assign(stream) for stream in streams]
+        self._jobs = [self._assign(stream) for stream in self.streams]
         self._supervisor: Supervisor | None = None
         #: Answers ``/livez``, ``/readyz`` and ``/metrics``; an ASGI application that can be mounted.
         self.health = Health(self, observers)
@@ -202,14 +207,52 @@ class Relay:
         Raises NotDrained if a stream is paused and events wait."""
         await self._running("drain").drain()
 
+    @asynccontextmanager
+    async def test(self) -> AsyncIterator["Sent"]:
+        """For tests: ``async with relay.test() as sent:`` publishes into a list. The block ends when no event is ready.
+
+        No broker is used. Handlers run, and the list has the events that they handled; ``sent.failed`` has the attempts
+        that failed. The tables are made if there are none. Events that wait in the outbox count as published then.
+        Therefore it refuses an outbox that another relay serves: give tests an outbox of their own.
+        """
+        if self._is_running:
+            raise ConfigError("this relay runs already; use relay.test() in place of start() or `async with relay:`")
+        sent: Sent = import_module("pillarbox.testing").Sent()
+        await self.store.migrate()
+        await self.store.open()
+        try:
+            others = await self.store.workers()
+            if any(worker.live for workers in others.values() for worker in workers):
+                raise ConfigError(
+                    f"another relay serves {self.store.description}, and relay.test() would take its events; give the "
+                    "test an outbox of its own, by another database or prefix"
+                )
+            jobs = [sent.instead_of(job) for job in self._jobs]
+            self._supervisor = Supervisor(self.store, jobs, (), self._grace_seconds, self._logger)
+            self._supervisor.start()
+            try:
+                await self.ready()
+                yield sent
+                await self.drain()
+            finally:
+                await self.stop()
+        finally:
+            await self.store.close()
+
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, as the only task of this process."""
         await run_until_asked(self.start, self.stop, lambda: self._running("run").readiness)
 
 
-def _check_streams(streams: Sequence[Stream]) -> None:
+def _check_streams(streams: Sequence[Any]) -> None:
     if not streams:
         raise ConfigError('a relay needs at least one stream; for example streams=[Stream("default", to="stdout:")]')
+    wrong = next((stream for stream in streams if not isinstance(stream, Stream)), None)
+    if wrong is not None:
+        kind = type(wrong).__name__
+        raise ConfigError(
+            f'a relay was given a {kind} as a stream; write Stream("default", to=...) around a destination'
+        )
     names = [stream.name for stream in streams]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

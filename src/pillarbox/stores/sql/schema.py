@@ -6,7 +6,7 @@ from typing import Final
 
 from pillarbox.errors import SchemaError
 from pillarbox.names import TABLES
-from pillarbox.sql.migrations import Migration, migrations
+from pillarbox.sql.migrations import Migration, migrations, script
 from pillarbox.sql.statements import Statements
 from pillarbox.stores.outbox_info import OutboxInfo, check_version, refuse_newer
 from pillarbox.stores.sql.database import Connection, Database, NoDatabase
@@ -71,17 +71,11 @@ class SqlSchema:
         return run
 
     def script(self, after: int = 0, *, aggregate_index: bool = False) -> str:
-        meta = self._outbox.names.parts["meta"]
         steps = [step for step in self._steps() if step.number > after]
-        lines = [statement for step in steps for statement in step.statements]
+        lines = script(steps, self._outbox.names.parts["meta"], None if after else self._outbox.shards)
         if aggregate_index:
             lines.append(self._sql["create_aggregate_index"].text)
-        if steps:
-            lines.append(f"DELETE FROM {meta} WHERE name = 'schema_version'")
-            lines.append(f"INSERT INTO {meta} (name, value) VALUES ('schema_version', '{steps[-1].number}')")
-        if not after:
-            lines.append(f"INSERT INTO {meta} (name, value) VALUES ('shards', '{self._outbox.shards}')")
-        return "".join(f"{line.strip()};\n" for line in ["BEGIN", *lines, "COMMIT"]) if lines else ""
+        return "".join(f"{line};\n" for line in ["BEGIN", *lines, "COMMIT"]) if lines else ""
 
     async def remove(self) -> bool:
         """Drop the tables of this outbox with all that belongs to them. False: there was none. Refuses tables that are
