@@ -29,7 +29,7 @@ from tests.drivers.conftest import Shop
 
 AWAITED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.is_awaited)
 UNBUFFERED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: not kind.is_buffered)
-POOLED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.has_pool)
+POOLED: pytest.MarkDecorator = pytest.mark.drivers.with_args(lambda _, kind: kind.has_pool and not kind.is_buffered)
 NESTED: pytest.MarkDecorator = pytest.mark.drivers.with_args(
     lambda _, kind: kind.has_savepoints and not kind.is_buffered
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy.orm
 
 from pillarbox import Event, Handlers, Inbox, Outbox, Relay, Stream
 from pillarbox.errors import ConfigError
@@ -72,6 +73,16 @@ async def test_only_committed_events_are_kept_by_an_awaited_driver(outbox_url: s
     with pytest.raises(ConfigError, match="write `async with"), outbox.transaction(engine):
         ...
     await engine.dispose()
+
+
+def test_a_sessionmaker_has_a_block_of_its_own(outbox_url: str) -> None:
+    engine = sqlalchemy.create_engine(outbox_url)
+    with (
+        pytest.raises(ConfigError, match=r"not a sessionmaker; .* outbox.add\(session"),
+        Outbox().transaction(sqlalchemy.orm.sessionmaker(engine)),
+    ):
+        ...
+    engine.dispose()
 
 
 def test_a_capture_sees_every_outbox() -> None:

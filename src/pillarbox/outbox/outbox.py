@@ -181,7 +181,17 @@ class Outbox:
             raise ConfigError(
                 "outbox.transaction takes an engine or a connection; on a session call outbox.add(session, ...)"
             )
-        return Block("outbox.transaction", driver.is_awaited, self._begun(driver))
+        return Block("outbox.transaction", driver.is_awaited, self._opened(driver))
+
+    @asynccontextmanager
+    async def _opened(self, driver: Driver) -> AsyncIterator[Transaction]:
+        async with self._begun(driver) as tx:
+            if not isinstance(tx, Transaction):
+                raise ConfigError(
+                    "outbox.transaction takes an engine, not a sessionmaker; write `with sessions.begin() as session:` "
+                    "and outbox.add(session, ...)"
+                )
+            yield tx
 
     @asynccontextmanager
     async def _begun(self, driver: Driver) -> AsyncIterator[Any]:
