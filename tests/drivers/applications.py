@@ -1,5 +1,6 @@
 """Applications on every driver that we know."""
 
+import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,8 @@ import psycopg2
 import psycopg_pool
 import pymysql
 import sqlalchemy
+from django.db import connections, transaction
+from django.db.transaction import Atomic
 from psycopg.rows import dict_row
 from psycopg2.extras import DictCursor
 from psycopg2.pool import ThreadedConnectionPool
@@ -21,6 +24,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from pillarbox.conformance.driver_setup import Application, done
+from pillarbox.drivers.django import Database
+from tests.django_project import add_database, remove_database
 
 
 def _path(url: str) -> str:
@@ -161,6 +166,48 @@ class AsyncMy(Application):
     async def close_pool(self, pool: Any) -> None:
         pool.close()
         await pool.wait_closed()
+
+
+class Django(Application):
+    """A connection of Django. Two applications of one thread are two aliases."""
+
+    has_pool = True
+
+    async def connect(self, autocommit: bool) -> Any:
+        # The tests run where an event loop runs.
+        os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+        self._alias = add_database(self.url)
+        self._block: Atomic | None = None
+        return connections[self._alias]
+
+    async def begin(self) -> None:
+        self._block = transaction.atomic(using=self._alias)
+        self._block.__enter__()
+
+    async def execute(self, text: str) -> None:
+        with self.handle.cursor() as cursor:
+            cursor.execute(text)
+
+    async def commit(self) -> None:
+        self._end(None)
+
+    async def rollback(self) -> None:
+        self._end(ZeroDivisionError())
+
+    def _end(self, error: Exception | None) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            block.__exit__(type(error) if error else None, error, None)
+
+    async def close(self) -> None:
+        remove_database(self._alias)
+
+    async def pool(self) -> Any:
+        self._pool_alias = add_database(self.url)
+        return Database(self._pool_alias)
+
+    async def close_pool(self, pool: Any) -> None:
+        remove_database(self._pool_alias)
 
 
 class PyMongo(Application):

@@ -116,6 +116,17 @@ class Idempotency:
         made: Callable[..., Any] = import_module("pillarbox.idempotency.starlette").dependency(self)
         return made
 
+    def view(self, view: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorates a view of Django: ``@once.view``. ``sessions`` is ``django.db.connections`` or a
+        :class:`pillarbox.django.Database`.
+
+        The view runs in an atomic block of its own, also with ATOMIC_REQUESTS.
+        """
+        decorated: Callable[..., Any] = import_module("pillarbox.idempotency.django").decorated(
+            self, self._driver, view
+        )
+        return decorated
+
     async def _run(self, request: Any, work: Callable[[Any], Any]) -> Reply:
         async def replied(tx: Any) -> Reply:
             return reply_of(await settled(work(tx)))

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+# NO PAD: keys that differ in a trailing space are two keys.
+COLLATIONS: Final = {"MySQL": "utf8mb4_0900_bin", "MariaDB": "utf8mb4_nopad_bin"}
 
 
 class Migration(NamedTuple):

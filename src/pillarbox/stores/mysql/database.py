@@ -17,6 +17,7 @@ from pillarbox.errors import (
     StoreError,
 )
 from pillarbox.sql.cells import mysql_cell
+from pillarbox.sql.migrations import COLLATIONS
 from pillarbox.sql.statements import SqlText
 from pillarbox.stores.mysql.url import connect_settings
 from pillarbox.stores.sql.database import Connection
@@ -41,8 +42,6 @@ _IDLE_SECONDS = 30
 _ATTEMPTS = 5
 # Far below every server's limit; a larger row gets a statement of its own.
 _PACKET_BYTES = 1_000_000
-# NO PAD: keys that differ in a trailing space are two keys.
-_COLLATIONS = {"MySQL": "utf8mb4_0900_bin", "MariaDB": "utf8mb4_nopad_bin"}
 _SETTINGS = (
     "SET NAMES utf8mb4 COLLATE {collation}",
     # Strict, so that no value is truncated; all set here, whatever the server's defaults are.
@@ -209,7 +208,7 @@ class MysqlDatabase:
         self._settings = connect_settings(url)
         self.name = name
         # From the URL until the server is asked, for migrations that are only printed.
-        self.collation = _COLLATIONS["MariaDB" if url.startswith("mariadb:") else "MySQL"]
+        self.collation = COLLATIONS["MariaDB" if url.startswith("mariadb:") else "MySQL"]
         # MariaDB ignores SKIP LOCKED in the subquery of an UPDATE.
         self.can_skip_locked = not url.startswith("mariadb:")
         self._places = PerLoop(lambda: asyncio.Semaphore(pool_size))
@@ -251,7 +250,7 @@ class MysqlDatabase:
             cursor = connection.cursor()
             await cursor.execute("SELECT VERSION(), @@max_allowed_packet")
             ((version, max_packet),) = await cursor.fetchall()
-            self.collation = _COLLATIONS["MariaDB" if "MariaDB" in version else "MySQL"]
+            self.collation = COLLATIONS["MariaDB" if "MariaDB" in version else "MySQL"]
             self.can_skip_locked = "MariaDB" not in version
             for setting in _SETTINGS:
                 await cursor.execute(setting.format(collation=self.collation))
