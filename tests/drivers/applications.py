@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from pillarbox.conformance.driver_setup import Application, done
 from pillarbox.drivers.django import Database
-from tests.django_project import add_database, remove_database
+from tests.django_app.databases import add_database, remove_database
 
 
 def _path(url: str) -> str:
@@ -181,6 +181,8 @@ class Django(Application):
         return connections[self._alias]
 
     async def begin(self) -> None:
+        # Where an event loop runs, each context has its own connections; those of fixtures and tests are not the same.
+        connections[self._alias] = self.handle
         self._block = transaction.atomic(using=self._alias)
         self._block.__enter__()
 
@@ -197,9 +199,11 @@ class Django(Application):
     def _end(self, error: Exception | None) -> None:
         block, self._block = self._block, None
         if block is not None:
+            connections[self._alias] = self.handle
             block.__exit__(type(error) if error else None, error, None)
 
     async def close(self) -> None:
+        self.handle.close()
         remove_database(self._alias)
 
     async def pool(self) -> Any:

@@ -18,12 +18,14 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
+from django.utils.timezone import is_aware, localtime
 
 from pillarbox import operations
 from pillarbox.django.configuration import configuration
 from pillarbox.django.models import PAYLOAD, DeadLetter, Event
 from pillarbox.django.paging import UncountedPaginator
 from pillarbox.errors import PillarboxError
+from pillarbox.event import Status
 from pillarbox.sql.rows import error_history
 from pillarbox.store import Filter, Store
 
@@ -56,6 +58,11 @@ class Place(NamedTuple):
 
 
 class Rows(ChangeList):
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        # So that the page shows no number of results: it would be that of the pages so far.
+        self.full_result_count = self.result_count
+
     def url_for_result(self, result: Any) -> str:
         options = self.opts
         return reverse(
@@ -73,9 +80,17 @@ class StreamFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         streams = configuration().names.parts["stream"]
-        with connections[model_admin.get_queryset(request).db].cursor() as cursor:
+        with connections[Event._default_manager.db].cursor() as cursor:
             cursor.execute(f"SELECT name FROM {streams} ORDER BY name LIMIT {_MOST_STREAMS}")
-            return [(name, name) for (name,) in cursor.fetchall()]
+            found = {name for (name,) in cursor.fetchall()}
+        # No relay has told of a stream that none serves. Each question takes one step in an index.
+        waiting, after = Event._default_manager.filter(status=Status.PENDING.value).order_by("stream"), ""
+        while len(found) < _MOST_STREAMS:
+            after = waiting.filter(stream__gt=after).values_list("stream", flat=True).first() or ""
+            if not after:
+                break
+            found.add(after)
+        return [(name, name) for name in sorted(found)]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         return queryset.filter(stream=self.value()) if self.value() else queryset
@@ -187,6 +202,23 @@ def _block(text: str) -> str:
     return format_html('<pre style="white-space: pre-wrap; margin: 0">{}</pre>', text)
 
 
+def _instant(name: str, title: str) -> Any:
+    """A column with an instant to the second, in the time zone of the project."""
+
+    @admin.display(description=title)
+    def shown(row: Any) -> str | None:
+        value = getattr(row, name)
+        if value is None:
+            return None
+        text = f"{localtime(value) if is_aware(value) else value:%Y-%m-%d %H:%M:%S}"
+        return format_html('<span style="white-space: nowrap">{}</span>', text)
+
+    return shown
+
+
+_CREATED: Final = _instant("created_at", "created at")
+_PUBLISHED: Final = _instant("published_at", "published at")
+_DIED: Final = _instant("died_at", "died at")
 _IDENTITY: Final = ("type", "id", "seq", "stream", "tenant", "topic", "key")
 _ABOUT: Final = ("aggregate_type", "aggregate_id", "aggregate_version", "routing_key")
 _CONTENT: Final = ("content_type", "schema_id", "schema_version", "headers_text")
@@ -194,7 +226,7 @@ _CONTENT: Final = ("content_type", "schema_id", "schema_version", "headers_text"
 
 @admin.register(Event)
 class EventAdmin(RowAdmin):
-    list_display = ("type", "stream", "key", "status", "attempts", "created_at", "published_at")
+    list_display = ("type", "key", "stream", "status", "attempts", _CREATED, _PUBLISHED)
     list_filter = ("status", StreamFilter)
     shown = (
         (None, (*_IDENTITY, "status")),
@@ -207,7 +239,7 @@ class EventAdmin(RowAdmin):
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(RowAdmin):
-    list_display = ("type", "stream", "consumer", "key", "attempts", "died_at", "short_error", "replay_at")
+    list_display = ("type", "key", "stream", _DIED, "attempts", "short_error", "who")
     list_filter = (StreamFilter,)
     actions = ("replay", "discard")
     shown = (
@@ -217,6 +249,10 @@ class DeadLetterAdmin(RowAdmin):
         ("Attempts", ("attempts", "max_attempts", "error", "history")),
         ("Content", _CONTENT),
     )
+
+    @admin.display(description="consumer")
+    def who(self, row: DeadLetter) -> str:
+        return f"{row.consumer} (replay asked for)" if row.replay_at else row.consumer
 
     @admin.display(description="error")
     def short_error(self, row: DeadLetter) -> str:

@@ -19,7 +19,7 @@ class PillarboxConfig(AppConfig):
         checks.register(check_settings)
 
 
-def check_settings(app_configs: Any = None, **_: Any) -> Sequence[checks.CheckMessage]:
+def check_settings(app_configs: Any = None, **options: Any) -> Sequence[checks.CheckMessage]:
     try:
         configuration().check()
     except ConfigError as error:

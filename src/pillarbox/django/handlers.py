@@ -6,8 +6,8 @@ from functools import update_wrapper
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import close_old_connections
 
+from pillarbox.drivers.django import close_old_connections
 from pillarbox.publishers import handlers as plain
 
 __all__ = ["Handlers"]

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.paginator import Page, Paginator
 
-
 if TYPE_CHECKING:
     _Paginator = Paginator[Any]
     _Page = Page[Any]

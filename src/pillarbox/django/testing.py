@@ -58,7 +58,9 @@ def deliver(handlers: Handlers, events: Iterable[Event], *, copies: int = 1) -> 
 
 
 def relay_events() -> None:
-    """Run the relay of the setting PILLARBOX until no event is ready. For TransactionTestCase: it sees what is committed.
+    """Run the relay of the setting PILLARBOX until no event is ready.
+
+    For TransactionTestCase: it has connections of its own, and sees what is committed.
     """
     from pillarbox.cli.relay import configured
     from pillarbox.cli.settings import Settings

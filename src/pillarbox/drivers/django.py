@@ -132,12 +132,24 @@ def _connected(alias: str) -> Iterator[Any]:
     """This thread's connection, made anew if the server has ended it since it was used."""
     connection = connections[alias]
     with _refusing_event_loops():
-        connection.close_if_unusable_or_obsolete()
+        _close_if_old(connection)
     try:
         yield connection
     finally:
         with suppress(Exception):
-            connection.close_if_unusable_or_obsolete()
+            _close_if_old(connection)
+
+
+def close_old_connections() -> None:
+    """Close this thread's connections that are too old or were ended by the server."""
+    for connection in connections.all(initialized_only=True):
+        _close_if_old(connection)
+
+
+def _close_if_old(connection: Any) -> None:
+    # In a block Django would close any connection, because autocommit is off: in a TestCase that of the whole test.
+    if not connection.in_atomic_block:
+        connection.close_if_unusable_or_obsolete()
 
 
 @contextmanager

@@ -15,12 +15,16 @@ _APPS = ["auth", "contenttypes", "sessions", "messages", "admin"]
 _numbers = itertools.count(1)
 
 
+def use_pymysql() -> None:
+    """PyMySQL in the place of mysqlclient, which has to be compiled."""
+    if "MySQLdb" not in sys.modules:
+        pymysql.version_info = (2, 2, 1, "final", 0)
+        pymysql.install_as_MySQLdb()
+
+
 def configure() -> None:
     """Safe to call again."""
-    # PyMySQL in the place of mysqlclient, which has to be compiled.
-    if "MySQLdb" not in sys.modules:
-        pymysql.version_info = (2, 2, 1, "final", 0)  # type: ignore[assignment]
-        pymysql.install_as_MySQLdb()
+    use_pymysql()
     if settings.configured:
         return
     settings.configure(
@@ -64,6 +68,7 @@ def add_database(url: str, **others: Any) -> str:
 
 
 def remove_database(alias: str) -> None:
+    """Close and forget it."""
     connections[alias].close()
     del connections[alias]
     del connections.settings[alias]
