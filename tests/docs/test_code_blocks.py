@@ -131,7 +131,9 @@ def on_mongo(code: Sequence[str], url: str) -> list[str]:
     return [MONGO.sub(own, each) for each in code]
 
 
-NEEDS = {page: needs(page) for page in PAGES if python(page)}
+# Its blocks are the files of a project: see test_django_page.py.
+PROJECT = ROOT / "docs" / "howto" / "django.md"
+NEEDS = {page: needs(page) for page in PAGES if python(page) and page != PROJECT}
 CONSOLE = blocks("console")
 COMMANDS = [line for text in CONSOLE.values() for line in text.splitlines() if "make" in line]
 SESSIONS = {name: text for name, text in CONSOLE.items() if "pillarbox" in text}

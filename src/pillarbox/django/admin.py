@@ -80,11 +80,12 @@ class StreamFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         streams = configuration().names.parts["stream"]
-        with connections[Event._default_manager.db].cursor() as cursor:
+        alias = configuration().alias
+        with connections[alias].cursor() as cursor:
             cursor.execute(f"SELECT name FROM {streams} ORDER BY name LIMIT {_MOST_STREAMS}")
             found = {name for (name,) in cursor.fetchall()}
         # No relay has told of a stream that none serves. Each question takes one step in an index.
-        waiting, after = Event._default_manager.filter(status=Status.PENDING.value).order_by("stream"), ""
+        waiting, after = Event._default_manager.using(alias).filter(status=Status.PENDING.value).order_by("stream"), ""
         while len(found) < _MOST_STREAMS:
             after = waiting.filter(stream__gt=after).values_list("stream", flat=True).first() or ""
             if not after:
@@ -120,7 +121,8 @@ class RowAdmin(_ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> Any:
         # Payloads may be large, and secret.
-        return self.model._default_manager.defer("payload", "errors", "headers").order_by(*self.ordering)
+        rows = self.model._default_manager.using(configuration().alias)
+        return rows.defer("payload", "errors", "headers").order_by(*self.ordering)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         if not search_term.strip():
@@ -143,7 +145,8 @@ class RowAdmin(_ModelAdmin):
         if place is None:
             return None
         own = {"consumer": place.consumer} if self.model is DeadLetter else {}
-        return self.model._default_manager.filter(id=place.id, stream=place.stream, **own).first()
+        rows = self.model._default_manager.using(configuration().alias)
+        return rows.filter(id=place.id, stream=place.stream, **own).first()
 
     def action_checkbox(self, obj: Any) -> SafeString:
         return format_html(
@@ -294,7 +297,7 @@ class DeadLetterAdmin(RowAdmin):
         return TemplateResponse(request, "admin/pillarbox/discard.html", context)
 
     def _decide(self, request: HttpRequest, action: str) -> None:
-        places, by = _chosen(request), request.user.get_username()  # type: ignore[union-attr]
+        places, by = _chosen(request), request.user.get_username()
         by_stream: dict[tuple[str, str], list[UUID]] = defaultdict(list)
         for place in places:
             by_stream[place.stream, place.consumer].append(place.id)

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, Final
 
 from asgiref.sync import async_to_sync
-from django.db import connections, router
+from django.apps import apps
+from django.db import connections
 
 from pillarbox import Event, Handlers, Status
-from pillarbox.django import models
 from pillarbox.django.configuration import configuration
 from pillarbox.event import NO_HEADERS
 from pillarbox.names import TABLES
@@ -36,8 +36,7 @@ def captured_events() -> Iterator[list[Event]]:
 
 def written_events(*, after: int = 0) -> Sequence[Event]:
     """The events in the outbox, in the order of their writing. after: only those with a higher ``seq``."""
-    rows = models.Event._default_manager.filter(seq__gt=after).order_by("seq")
-    return [_event(row) for row in rows]
+    return [_event(row) for row in _rows().filter(seq__gt=after).order_by("seq")]
 
 
 def deliver(handlers: Handlers, events: Iterable[Event], *, copies: int = 1) -> None:
@@ -78,7 +77,7 @@ def clear_outbox() -> None:
     """Delete all events, dead letters, and rows of inboxes and idempotency keys. For ``setUp`` of a
     TransactionTestCase, which leaves tables alone whose models are not managed.
     """
-    parts, connection = configuration().names.parts, connections[_alias()]
+    parts, connection = configuration().names.parts, connections[_rows().db]
     known = set(connection.introspection.table_names())
     with connection.cursor() as cursor:
         for name in TABLES:
@@ -92,16 +91,17 @@ async def _awaited(call: Any, event: Event) -> None:
         await returned
 
 
-def _alias() -> str:
-    return router.db_for_read(models.Event) or configuration().alias
+def _rows() -> Any:
+    """The rows of events, in the database that has the outbox."""
+    return apps.get_model("pillarbox", "Event")._default_manager.using(configuration().alias)
 
 
 def _last_seq() -> int:
-    last = models.Event._default_manager.order_by("-seq").values_list("seq", flat=True).first()
+    last = _rows().order_by("-seq").values_list("seq", flat=True).first()
     return 0 if last is None else int(last)
 
 
-def _event(row: models.Event) -> Event:
+def _event(row: Any) -> Event:
     created = _utc(row.created_at)
     return Event(
         id=row.id,

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
-from django.db import close_old_connections, connection, connections, transaction
+from django.db import DatabaseError, close_old_connections, connection, connections, transaction
 from django.test import Client, TestCase, TransactionTestCase, override_settings
 from django.urls import reverse
 
@@ -255,17 +255,35 @@ class HandlersTest(TransactionTestCase):
 
         @own.on("first", "second")
         def look(event: Event) -> None:
-            seen.append(Order.objects.count())
-            connection.errors_occurred = True
-            connection.connection.close()
+            if event.type == "first":
+                self.end_by_server()
+                with self.assertRaises(DatabaseError):
+                    Order.objects.count()
+            else:
+                seen.append(Order.objects.count())
 
         def work() -> None:
+            connection.settings_dict["CONN_MAX_AGE"] = None  # else it is closed for its age
             deliver(own, [outbox.event("first", {}), outbox.event("second", {})])
+            connection.close()
 
         thread = threading.Thread(target=work)
         thread.start()
         thread.join(30)
-        self.assertEqual(seen, [0, 0])
+        self.assertEqual(seen, [0])
+
+    def end_by_server(self) -> None:
+        ask, kill = {
+            "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%s)"),
+            "mysql": ("SELECT connection_id()", "KILL %s"),
+        }[connection.vendor]
+        with connection.cursor() as cursor:
+            cursor.execute(ask)
+            ((number,),) = cursor.fetchall()
+        other = connection.copy()
+        with other.cursor() as cursor:
+            cursor.execute(kill, [number])
+        other.close()
 
 
 class AdminTest(TransactionTestCase):
