@@ -31,6 +31,7 @@ from pillarbox.store import Filter, Store
 
 _PAYLOAD_CHARACTERS: Final = 20_000
 _MOST_STREAMS: Final = 50
+_EMPTY: Final = "-"
 _DONE: Final = {"replay": "replayed", "discard": "discarded"}
 
 
@@ -116,7 +117,7 @@ class RowAdmin(_ModelAdmin):
     ordering = ("-id",)
     search_fields = ("id",)
     search_help_text = "The whole id of an event."
-    empty_value_display = "-"
+    empty_value_display = _EMPTY
     actions_selection_counter = False
 
     def get_queryset(self, request: HttpRequest) -> Any:
@@ -166,8 +167,8 @@ class RowAdmin(_ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def get_exclude(self, request: HttpRequest, obj: Any = None) -> Any:
-        return ["payload", "errors", "headers"]
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return [name for _, options in self.get_fieldsets(request, obj) for name in options["fields"]]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         payload = ("payload_text",) if request.user.has_perm(PAYLOAD) else ()  # type: ignore[union-attr]
@@ -175,11 +176,11 @@ class RowAdmin(_ModelAdmin):
             (title, {"fields": (*fields, *payload) if title == "Content" else fields}) for title, fields in self.shown
         ]
 
-    shown: Sequence[tuple[str | None, Sequence[str]]] = ()
+    shown: Sequence[tuple[str | None, Sequence[Any]]] = ()
 
     @admin.display(description="headers")
     def headers_text(self, row: Any) -> str:
-        return row.headers or ""
+        return row.headers or _EMPTY
 
     @admin.display(description="payload")
     def payload_text(self, row: Any) -> str:
@@ -198,30 +199,35 @@ class RowAdmin(_ModelAdmin):
             f"{entry.get('at', '')}  attempt {entry.get('attempts', '?')}  {entry.get('error', '')}"
             for entry in error_history(row.errors)
         ]
-        return _block("\n".join(lines)) if lines else ""
+        return _block("\n".join(lines)) if lines else _EMPTY
 
 
 def _block(text: str) -> str:
     return format_html('<pre style="white-space: pre-wrap; margin: 0">{}</pre>', text)
 
 
-def _instant(name: str, title: str) -> Any:
-    """A column with an instant to the second, in the time zone of the project."""
+def _instant(name: str, title: str | None = None) -> Any:
+    """A field with an instant to the second, in the time zone of the project."""
 
-    @admin.display(description=title)
-    def shown(row: Any) -> str | None:
+    @admin.display(description=title or name.replace("_", " "))
+    def shown(row: Any) -> str:
         value = getattr(row, name)
         if value is None:
-            return None
+            return _EMPTY
         text = f"{localtime(value) if is_aware(value) else value:%Y-%m-%d %H:%M:%S}"
         return format_html('<span style="white-space: nowrap">{}</span>', text)
 
     return shown
 
 
-_CREATED: Final = _instant("created_at", "created at")
-_PUBLISHED: Final = _instant("published_at", "published at")
-_DIED: Final = _instant("died_at", "died at")
+_CREATED: Final = _instant("created_at")
+_OCCURRED: Final = _instant("occurred_at")
+_AVAILABLE: Final = _instant("available_at")
+_NEXT: Final = _instant("next_attempt_at")
+_PUBLISHED: Final = _instant("published_at")
+_LAST_ERROR: Final = _instant("last_error_at")
+_DIED: Final = _instant("died_at")
+_REPLAY: Final = _instant("replay_at", "replay asked for at")
 _IDENTITY: Final = ("type", "id", "seq", "stream", "tenant", "topic", "key")
 _ABOUT: Final = ("aggregate_type", "aggregate_id", "aggregate_version", "routing_key")
 _CONTENT: Final = ("content_type", "schema_id", "schema_version", "headers_text")
@@ -234,8 +240,8 @@ class EventAdmin(RowAdmin):
     shown = (
         (None, (*_IDENTITY, "status")),
         ("About", _ABOUT),
-        ("Instants", ("created_at", "occurred_at", "available_at", "next_attempt_at", "published_at")),
-        ("Attempts", ("attempts", "max_attempts", "last_error_at", "last_error", "history")),
+        ("Instants", (_CREATED, _OCCURRED, _AVAILABLE, _NEXT, _PUBLISHED)),
+        ("Attempts", ("attempts", "max_attempts", _LAST_ERROR, "last_error", "history")),
         ("Content", _CONTENT),
     )
 
@@ -248,7 +254,7 @@ class DeadLetterAdmin(RowAdmin):
     shown = (
         (None, (*_IDENTITY, "consumer")),
         ("About", _ABOUT),
-        ("Instants", ("created_at", "occurred_at", "available_at", "died_at", "replay_at")),
+        ("Instants", (_CREATED, _OCCURRED, _AVAILABLE, _DIED, _REPLAY)),
         ("Attempts", ("attempts", "max_attempts", "error", "history")),
         ("Content", _CONTENT),
     )
@@ -259,7 +265,9 @@ class DeadLetterAdmin(RowAdmin):
 
     @admin.display(description="error")
     def short_error(self, row: DeadLetter) -> str:
-        return Truncator(row.error).chars(80)
+        return format_html(
+            '<span style="display: inline-block; min-width: 16em">{}</span>', Truncator(row.error).chars(120)
+        )
 
     def response_action(self, request: HttpRequest, queryset: Any, *others: Any, **options: Any) -> Any:
         # Django chooses by the primary key, which is the id without its stream.
