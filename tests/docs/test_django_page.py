@@ -16,6 +16,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "django.md"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w/]+\.py)(, at the end)?\n")
 
+MYPY = """
+[mypy]
+strict = true
+plugins = mypy_django_plugin.main
+[mypy.plugins.django-stubs]
+django_settings_module = shop.settings
+"""
+
 
 def write(text: str, folder: Path) -> None:
     place = FILE.match(text)
@@ -30,7 +38,13 @@ def type_(line: str, folder: Path) -> str:
     others = {name: value for name, value in os.environ.items() if not name.startswith(("PILLARBOX_", "DJANGO_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{others['PATH']}"
     ended = subprocess.run(
-        line, shell=True, cwd=folder, env={**others, "PATH": path}, capture_output=True, text=True, timeout=60
+        line,
+        shell=True,
+        cwd=folder,
+        env={**others, "PATH": path, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert ended.returncode == 0, f"{line}\n{ended.stdout}{ended.stderr}"
     return ended.stdout + ended.stderr
@@ -47,3 +61,5 @@ def test_the_project_works_at_the_first_try(tmp_path: Path) -> None:
     assert "mail about a lamp" in said["python manage.py pillarbox relay --drain"]
     assert re.search(r"^default +ordered +0 ", said["python manage.py pillarbox status"], re.MULTILINE)
     assert "Ran 3 tests" in said["python manage.py test"]
+    (tmp_path / "mypy.ini").write_text(MYPY)
+    assert "no issues" in type_(f"{sys.executable} -m mypy orders shop/urls.py", tmp_path)
