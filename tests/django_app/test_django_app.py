@@ -27,3 +27,19 @@ def test_the_project_passes_its_tests(database: str, request: pytest.FixtureRequ
     )
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-8000:]
     assert "Ran " in ended.stderr
+
+
+def test_every_version_of_the_schema_is_a_migration_of_django() -> None:
+    package = ROOT / "src" / "pillarbox"
+    numbers = {
+        folder.name: numbers_in(folder) for folder in (package / "sql" / "migrations").iterdir() if folder.is_dir()
+    }
+    ours = numbers_in(package / "django" / "migrations")
+    assert ours
+    assert {name: found for name, found in numbers.items() if found} == dict.fromkeys(
+        ("mysql", "postgres", "sqlite"), ours
+    )
+
+
+def numbers_in(folder: Path) -> set[str]:
+    return {file.name[:4] for file in folder.iterdir() if file.name[:4].isdecimal()}

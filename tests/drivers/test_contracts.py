@@ -14,7 +14,7 @@ from pillarbox.drivers.aiosqlite import AioSqlite
 from pillarbox.drivers.asyncmy import AsyncMy
 from pillarbox.drivers.asyncpg import Asyncpg
 from pillarbox.drivers.contract import Answer, Build, Driver, Steps
-from pillarbox.drivers.django import Django
+from pillarbox.drivers.django import Database, Django
 from pillarbox.drivers.psycopg import Psycopg, PsycopgAsync
 from pillarbox.drivers.psycopg2 import Psycopg2
 from pillarbox.drivers.pymongo import Call, PyMongo, PyMongoAsync
@@ -100,7 +100,7 @@ class TestSqlAlchemy(DriverContract):
 
 
 class TestDjango(DriverContract):
-    drivers = (Django,)
+    drivers = (Django, Database)
 
     @pytest.fixture(params=["sqlite", "postgres", "mysql", pytest.param("mariadb", marks=pytest.mark.long)])
     def application(self, request: pytest.FixtureRequest, tmp_path: Path) -> MakeApplication:

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from pillarbox.cli.settings import Document, Settings
+from pillarbox.cli.settings import SETTINGS, Document, Settings
 from pillarbox.errors import ConfigError
 from pillarbox.hints import hint
 from pillarbox.names import Names
@@ -17,6 +17,7 @@ from pillarbox.urls import store_from_url
 
 NAME: Final = "PILLARBOX"
 _DATABASE: Final = "database"
+_KEYS: Final = (_DATABASE, *SETTINGS, "streams", "consumers")
 _STORE_OPTIONS: Final = ("prefix", "schema", "shards", "listen_url", "wake_up", "pool_size", "statement_cache")
 # Options of Django's databases that a store's URL has too. It ignores those that matter to Django's connections only.
 _POSTGRES_OPTIONS: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile", "options")
@@ -65,6 +66,11 @@ def configuration() -> Configuration:
     if not isinstance(values, Mapping):
         raise ConfigError(f"the setting {NAME} is a {type(values).__name__}; write {NAME} = {{...}} with text as keys")
     others = dict(values)
+    for name in others:
+        if name not in _KEYS:
+            # Settings of Django's own are in capitals.
+            meant = hint(str(name).lower(), _KEYS, "see `manage.py pillarbox relay --help` for the settings")
+            raise ConfigError(f"the setting {NAME} has an unknown key {name!r}; {meant}")
     return Configuration(others.pop(_DATABASE, DEFAULT_DB_ALIAS), others)
 
 

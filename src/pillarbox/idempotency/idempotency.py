@@ -64,7 +64,7 @@ class Idempotency:
         if not self._driver.is_pool:
             raise ConfigError(
                 f"a {type(sessions).__qualname__} cannot begin a transaction for each request; pass an engine, a "
-                "sessionmaker, a pool, a MongoDB client, or a function that opens a connection"
+                "sessionmaker, a pool, a MongoDB client, Django's connections, or a function that opens a connection"
             )
         self._names = Names(prefix, schema)
         self._observers = Observers(observers)

@@ -384,7 +384,9 @@ class AdminTest(TransactionTestCase):
 class SettingsTest(TestCase):
     def test_wrong_settings_are_named(self) -> None:
         for setting, sentence in (
-            ({"strem": "x"}, "unknown setting 'strem'; did you mean 'stream'"),
+            ({"strem": "x"}, "unknown key 'strem'; did you mean 'stream'"),
+            ({"DATABASE": "x"}, "unknown key 'DATABASE'; did you mean 'database'"),
+            ({"streams": {"mail": {"too": "x"}}}, "unknown setting 'too'; did you mean 'to'"),
             ({"database": "defualt"}, "'defualt', which is not in DATABASES; did you mean 'default'"),
             ({"prefix": "7"}, "cannot name a table"),
             ([], "is a list"),
