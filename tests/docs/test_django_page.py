@@ -52,7 +52,7 @@ def type_(line: str, folder: Path) -> str:
 
 @pytest.mark.timeout(240)
 def test_the_project_works_at_the_first_try(tmp_path: Path) -> None:
-    said = {}
+    said: dict[str, str] = {}
     for kind, text in BLOCK.findall(PAGE.read_text()):
         if kind == "python":
             write(text, tmp_path)

@@ -173,9 +173,12 @@ class Django(Application):
 
     has_pool = True
 
-    async def connect(self, autocommit: bool) -> Any:
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
         # The tests run where an event loop runs.
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+
+    async def connect(self, autocommit: bool) -> Any:
         self._alias = add_database(self.url)
         self._block: Atomic | None = None
         return connections[self._alias]
