@@ -65,7 +65,7 @@ ROWS: dict[str, Entry] = {
     "postgres-backlog-1m": Entry(backlogs.postgres, Bar(0.9), 69),
     "mysql-kafka": Entry(drains.mysql, Bar(0.8), 43),
     "sqlite-kafka": Entry(drains.sqlite, Bar(0.85), 25),
-    "add": Entry(writers.writers, _at_most(1.25), 19),
+    "add": Entry(writers.writers, _at_most(1.25), 25),
     "inbox-record": Entry(inbox.rows("record"), Bar(0.95), 18),
     "inbox-batch": Entry(inbox.rows("batch"), Bar(0.9), 16),
     "inbox-newer": Entry(inbox.rows("newer"), Bar(0.9), 14),

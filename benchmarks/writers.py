@@ -35,6 +35,9 @@ _KINDS: Sequence[tuple[str, str, type[Application]]] = (
     ("sqlalchemy-async-session", "postgres", applications.SqlAlchemyAsyncSession),
     ("pymysql", "mysql", applications.PyMysql),
     ("asyncmy", "mysql", applications.AsyncMy),
+    ("django-sqlite", "sqlite", applications.Django),
+    ("django-postgres", "postgres", applications.Django),
+    ("django-mysql", "mysql", applications.Django),
 )
 
 _IDS: dict[str, Callable[[UUID], Any]] = {
@@ -48,7 +51,10 @@ def _by_hand(driver: Application, database: str) -> Work:
     """The code of a careful user: the same columns, an id, JSON, one INSERT with the driver."""
     count = len(_COLUMNS.split(","))
     key_column = "`key`" if database == "mysql" else "key"
-    mark = {"sqlite": "?", "mysql": "%s"}.get(database, "$" if isinstance(driver, applications.Asyncpg) else "%s")
+    is_django = isinstance(driver, applications.Django)
+    mark = "?" if database == "sqlite" and not is_django else "%s"
+    if isinstance(driver, applications.Asyncpg):
+        mark = "$"
     is_session = isinstance(driver, applications.SqlAlchemy)
     names = [f"p{number}" for number in range(count)]
     if is_session:
@@ -68,7 +74,7 @@ def _by_hand(driver: Application, database: str) -> Work:
             await done(driver.handle.execute(statement, dict(zip(names, values, strict=True))))
         elif isinstance(driver, applications.Asyncpg):
             await driver.handle.execute(text, *values)
-        elif isinstance(driver, applications.PyMysql):
+        elif is_django or isinstance(driver, applications.PyMysql):
             with driver.handle.cursor() as cursor:
                 cursor.execute(text, values)
         elif isinstance(driver, applications.AsyncMy):

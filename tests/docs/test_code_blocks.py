@@ -132,9 +132,12 @@ def on_mongo(code: Sequence[str], url: str) -> list[str]:
     return [MONGO.sub(own, each) for each in code]
 
 
-# Their blocks are the files of a project: see test_projects.py.
-PROJECTS = [page for page in PAGES if any(re.match(r"\n*# \S+\.py\n", block) for block in python(page))]
-NEEDS = {page: needs(page) for page in PAGES if python(page) and page not in PROJECTS}
+# The blocks of these pages are the files of a project: see test_django_page.py and test_projects.py.
+DJANGO = ROOT / "docs" / "howto" / "django.md"
+PROJECTS = [
+    page for page in PAGES if page != DJANGO and any(re.match(r"\n*# \S+\.py\n", block) for block in python(page))
+]
+NEEDS = {page: needs(page) for page in PAGES if python(page) and page not in (*PROJECTS, DJANGO)}
 CONSOLE = blocks("console")
 COMMANDS = [line for text in CONSOLE.values() for line in text.splitlines() if "make" in line]
 SESSIONS = {name: text for name, text in CONSOLE.items() if "pillarbox" in text}

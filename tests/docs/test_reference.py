@@ -21,6 +21,8 @@ PUBLIC = (
     "pillarbox.batch",
     "pillarbox.conformance",
     "pillarbox.consumer",
+    "pillarbox.django",
+    "pillarbox.django.testing",
     "pillarbox.drivers",
     "pillarbox.durations",
     "pillarbox.envelopes",

@@ -1,5 +1,6 @@
 """Applications on every driver that we know."""
 
+import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,8 @@ import psycopg2
 import psycopg_pool
 import pymysql
 import sqlalchemy
+from django.db import connections, transaction
+from django.db.transaction import Atomic
 from psycopg.rows import dict_row
 from psycopg2.extras import DictCursor
 from psycopg2.pool import ThreadedConnectionPool
@@ -21,6 +24,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from pillarbox.conformance.driver_setup import Application, done
+from pillarbox.drivers.django import Database
+from tests.django_app.databases import add_database, remove_database
 
 
 def _path(url: str) -> str:
@@ -163,6 +168,55 @@ class AsyncMy(Application):
         await pool.wait_closed()
 
 
+class Django(Application):
+    """A connection of Django. Two applications of one thread are two aliases."""
+
+    has_pool = True
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        # The tests run where an event loop runs.
+        os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+
+    async def connect(self, autocommit: bool) -> Any:
+        self._alias = add_database(self.url)
+        self._block: Atomic | None = None
+        return connections[self._alias]
+
+    async def begin(self) -> None:
+        # Where an event loop runs, each context has its own connections; those of fixtures and tests are not the same.
+        connections[self._alias] = self.handle
+        self._block = transaction.atomic(using=self._alias)
+        self._block.__enter__()
+
+    async def execute(self, text: str) -> None:
+        with self.handle.cursor() as cursor:
+            cursor.execute(text)
+
+    async def commit(self) -> None:
+        self._end(None)
+
+    async def rollback(self) -> None:
+        self._end(ZeroDivisionError())
+
+    def _end(self, error: Exception | None) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            connections[self._alias] = self.handle
+            block.__exit__(type(error) if error else None, error, None)
+
+    async def close(self) -> None:
+        self.handle.close()
+        remove_database(self._alias)
+
+    async def pool(self) -> Any:
+        self._pool_alias = add_database(self.url)
+        return Database(self._pool_alias)
+
+    async def close_pool(self, pool: Any) -> None:
+        remove_database(self._pool_alias)
+
+
 class PyMongo(Application):
     """A ClientSession."""
 
@@ -275,9 +329,11 @@ class SqlAlchemyAsyncSession(SqlAlchemyAsync):
 
 _SQLALCHEMY = [SqlAlchemy, SqlAlchemyAsync, SqlAlchemySession, SqlAlchemyAsyncSession]
 APPLICATIONS: Mapping[str, list[type[Application]]] = {
-    "sqlite": [Sqlite3, Sqlite3Cursor, AioSqlite, *_SQLALCHEMY],
-    "postgres": [Psycopg, PsycopgAsync, Psycopg2, Asyncpg, *_SQLALCHEMY],
-    "mysql": [PyMysql, AsyncMy, *_SQLALCHEMY],
-    "mariadb": [PyMysql, AsyncMy, *_SQLALCHEMY],
+    "sqlite": [Sqlite3, Sqlite3Cursor, AioSqlite, *_SQLALCHEMY, Django],
+    "postgres": [Psycopg, PsycopgAsync, Psycopg2, Asyncpg, *_SQLALCHEMY, Django],
+    "mysql": [PyMysql, AsyncMy, *_SQLALCHEMY, Django],
+    "mariadb": [PyMysql, AsyncMy, *_SQLALCHEMY, Django],
     "mongo": [PyMongo, PyMongoAsync],
 }
+# They repeat what other cases test: on MySQL Django sets flags of its own, and the contract runs on every database.
+REPEATED = [("sqlite", Django), ("postgres", Django), ("mariadb", Django)]

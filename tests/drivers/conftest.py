@@ -20,7 +20,7 @@ from pillarbox.store import Failure, Settlement
 from pillarbox.stores.sql import SqlStore
 from pillarbox.urls import store_from_url
 from servers import Mongo
-from tests.drivers.applications import APPLICATIONS, PyMongo
+from tests.drivers.applications import APPLICATIONS, REPEATED, PyMongo
 from tests.drivers.desk import Desk
 from tests.mongo_outbox import MongoOutbox
 from tests.mongo_outbox import database_url as mongo_url
@@ -153,8 +153,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "app" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("drivers")
         wanted = marker.args[0] if marker else lambda database, kind: True
-        cases = [(name, kind) for name, kinds in APPLICATIONS.items() for kind in kinds if wanted(name, kind)]
-        metafunc.parametrize("app", cases, ids=[f"{name}-{kind.__name__}" for name, kind in cases], indirect=True)
+        cases = [
+            pytest.param((name, kind), id=f"{name}-{kind.__name__}", marks=marks)
+            for name, kinds in APPLICATIONS.items()
+            for kind in kinds
+            for marks in [[pytest.mark.long] if (name, kind) in REPEATED else []]
+            if wanted(name, kind)
+        ]
+        metafunc.parametrize("app", cases, indirect=True)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pillarbox.drivers.aiosqlite import AioSqlite
 from pillarbox.drivers.asyncmy import AsyncMy
 from pillarbox.drivers.asyncpg import Asyncpg
 from pillarbox.drivers.contract import Answer, Build, Driver, Steps
+from pillarbox.drivers.django import Database, Django
 from pillarbox.drivers.psycopg import Psycopg, PsycopgAsync
 from pillarbox.drivers.psycopg2 import Psycopg2
 from pillarbox.drivers.pymongo import Call, PyMongo, PyMongoAsync
@@ -96,6 +97,14 @@ class TestSqlAlchemy(DriverContract):
     @pytest.fixture(params=["SqlAlchemy", "SqlAlchemyAsync", "SqlAlchemySession", "SqlAlchemyAsyncSession"])
     def application(self, request: pytest.FixtureRequest, database: str) -> MakeApplication:
         return made(request.param, database)
+
+
+class TestDjango(DriverContract):
+    drivers = (Django, Database)
+
+    @pytest.fixture(params=["sqlite", "postgres", "mysql", pytest.param("mariadb", marks=pytest.mark.long)])
+    def application(self, request: pytest.FixtureRequest, tmp_path: Path) -> MakeApplication:
+        return made("Django", database_url(request.param, request, tmp_path))
 
 
 class TestPyMongo(DriverContract):

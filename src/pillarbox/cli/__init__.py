@@ -29,7 +29,7 @@ from pillarbox.cli import (
     status,
 )
 from pillarbox.cli.parser import EXIT_CODES, Parser, commands
-from pillarbox.cli.settings import is_text
+from pillarbox.cli.settings import Document, is_text
 from pillarbox.errors import ConfigError, DuplicateEvent, InvalidEvent, PillarboxError
 from pillarbox.operations import NotFound, SeveralStreams
 
@@ -40,10 +40,10 @@ _SETTINGS = """settings:
 """
 
 
-def build() -> Parser:
-    """The parser of all commands."""
+def build(prog: str = "pillarbox") -> Parser:
+    """The parser of all commands. prog: the words that start it."""
     parser = Parser(
-        "pillarbox",
+        prog,
         description="A transactional outbox: make its tables, run its relay and its consumers, operate it.",
         epilog=_SETTINGS + EXIT_CODES,
     )
@@ -66,16 +66,20 @@ def build() -> Parser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; ``pillarbox --help`` explains the codes."""
+def main(arguments: Sequence[str] | None = None, *, prog: str = "pillarbox", document: Document | None = None) -> int:
+    """Run a command and return its exit code; ``pillarbox --help`` explains the codes.
+
+    document: settings that take the place of the file, unless the command or the environment names one.
+    """
     output.prepare()
     try:
-        parser = build()
+        parser = build(prog)
         words = sys.argv[1:] if arguments is None else list(arguments)
         first = words[0].partition("=")[0] if words else ""
         if first.startswith("--") and first not in ("--help", "--version"):
-            parser.error(f"options come after the command, as in `pillarbox status {first} ...`")
+            parser.error(f"options come after the command, as in `{prog} status {first} ...`")
         chosen = parser.parse_args(words)
+        chosen.document = document
         _refuse_invalid_text(chosen)
         logs.start("text", "warning")
         code = chosen.run(chosen)

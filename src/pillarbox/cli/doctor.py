@@ -106,7 +106,8 @@ def _secrets(settings: Settings) -> list[Finding]:
     ]
     of_streams = [table["to"] for table in settings.tables.values() if "to" in table]
     written: list[Given] = [*(settings.file[name] for name in _SECRETS if name in settings.file), *of_streams]
-    if any(secrets.has_password(str(given.value)) for given in written):
+    # The settings of an application are in no file of ours.
+    if Path(settings.path).is_file() and any(secrets.has_password(str(given.value)) for given in written):
         mode = Path(settings.path).stat().st_mode
         if mode & (stat.S_IRGRP | stat.S_IROTH):
             sentence = f"{settings.path} has passwords, and others than its owner can read it"

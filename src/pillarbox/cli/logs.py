@@ -15,6 +15,7 @@ _DRIVERS: Final = (
     "asyncio",
     "asyncmy",
     "confluent_kafka",
+    "django.db",
     "psycopg",
     "pymongo",
     "pymysql",

@@ -114,6 +114,13 @@ _METAVARS: Final = {str: "TEXT", int: "N", bool: "BOOL", DURATION: "DURATION"}
 _BOOLS: Final = {"true": True, "false": False}
 
 
+class Document(NamedTuple):
+    """Settings of an application that take the place of the file. name: as an error names them."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
 class Given(NamedTuple):
     """A value and its origin."""
 
@@ -173,11 +180,20 @@ def _checked(setting: Setting, value: Any, origin: str) -> Given:
 class Settings:
     """The settings that were given, each with its origin."""
 
-    def __init__(self, flags: Mapping[str, str], environment: Mapping[str, str], config: str | None = None) -> None:
+    def __init__(
+        self,
+        flags: Mapping[str, str],
+        environment: Mapping[str, str],
+        config: str | None = None,
+        own: Document | None = None,
+    ) -> None:
         self.flags = {name: _from_text(SETTINGS[name], text, SETTINGS[name].flag) for name, text in flags.items()}
         self.environment = _read_environment(environment)
         path = config or environment.get(f"{PREFIX}CONFIG") or None
-        self.path, document = _read_file(path, "--config" if config else f"{PREFIX}CONFIG")
+        if own is not None and path is None:
+            self.path, document = own.name, dict(own.values)
+        else:
+            self.path, document = _read_file(path, "--config" if config else f"{PREFIX}CONFIG")
         of_streams = [name for name, setting in SETTINGS.items() if setting.scope == STREAM]
         self.tables = _tables("stream", document.pop("streams", {}), self.path, of_streams)
         self.consumer_tables = _tables("consumer", document.pop("consumers", {}), self.path, CONSUMER_SETTINGS)
@@ -187,7 +203,7 @@ class Settings:
     def of(cls, chosen: Any) -> "Settings":
         """From parsed arguments and this process's environment."""
         flags = {name: value for name in SETTINGS if (value := getattr(chosen, f"set_{name}", None)) is not None}
-        return cls(flags, os.environ, getattr(chosen, "config", None))
+        return cls(flags, os.environ, getattr(chosen, "config", None), getattr(chosen, "document", None))
 
     def _file_setting(self, name: str, value: Any) -> Given:
         if name not in SETTINGS:

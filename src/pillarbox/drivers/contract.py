@@ -57,6 +57,8 @@ class Driver(ABC):
     needs_transaction: ClassVar[bool] = True  # False: the database can do without, if the caller says so
     handle_name: ClassVar[str] = "connection"  # as an error names it
     remedy: ClassVar[str] = "open a transaction first"  # how a transaction is opened on it
+    tables_remedy: ClassVar[str] = "make its tables with `pillarbox init`"  # where the database has no outbox
+    is_nested: bool = False  # whether others have written in the open transaction before the block of ``begin``
     dialect: Dialect
 
     @abstractmethod

@@ -27,6 +27,7 @@ _OWN: Final = {
     "pymysql": "pillarbox.drivers.pymysql",
     "asyncmy": "pillarbox.drivers.asyncmy",
     "pymongo": "pillarbox.drivers.pymongo",
+    "django": "pillarbox.drivers.django",
 }
 # Drivers of other packages: an entry point is such a function, named after the package of its handles.
 _ENTRY_POINTS: Final = "pillarbox.drivers"

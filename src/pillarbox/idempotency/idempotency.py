@@ -65,7 +65,7 @@ class Idempotency:
         if not self._driver.is_pool:
             raise ConfigError(
                 f"a {type(sessions).__qualname__} cannot begin a transaction for each request; pass an engine, a "
-                "sessionmaker, a pool, a MongoDB client, or a function that opens a connection"
+                "sessionmaker, a pool, a MongoDB client, Django's connections, or a function that opens a connection"
             )
         self._names = Names(prefix, schema)
         self._observers = Observers(observers)
@@ -122,6 +122,17 @@ class Idempotency:
         """The same handle as a dependency of FastAPI: ``Depends(once.session)``."""
         made: Callable[..., Any] = import_module("pillarbox.idempotency.starlette").dependency(self)
         return made
+
+    def view(self, view: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorates a view of Django: ``@once.view``. ``sessions`` is ``django.db.connections`` or a
+        :class:`pillarbox.django.Database`.
+
+        The view runs in an atomic block of its own, also with ATOMIC_REQUESTS.
+        """
+        decorated: Callable[..., Any] = import_module("pillarbox.idempotency.django").decorated(
+            self, self._driver, view
+        )
+        return decorated
 
     async def _run(self, request: Any, work: Callable[[Any], Any]) -> Reply:
         async def replied(tx: Any) -> Reply:

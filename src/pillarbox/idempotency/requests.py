@@ -40,13 +40,15 @@ def asked_of(request: Any, limit: int) -> Asked:
         return Asked(request, lambda: request.body)
     if isinstance(request, Mapping) and "REQUEST_METHOD" in request:
         return Asked(_from_environ(request), lambda: _read_environ(request, limit))
+    if hasattr(request, "META") and hasattr(request, "body"):
+        return Asked(_from_environ(request.META), lambda: _read_django(request, limit))
     if hasattr(request, "scope") and hasattr(request, "body"):
         return Asked(from_asgi(request.scope), request.body)
     if hasattr(request, "environ") and hasattr(request, "get_data"):
         return Asked(_from_environ(request.environ), request.get_data)
     raise ConfigError(
-        f"once.run cannot read a {type(request).__qualname__}; pass a request of Starlette, FastAPI or Flask, a WSGI "
-        "environ, or a pillarbox.idempotency.Request"
+        f"once.run cannot read a {type(request).__qualname__}; pass a request of Starlette, FastAPI, Flask or Django, "
+        "a WSGI environ, or a pillarbox.idempotency.Request"
     )
 
 
@@ -61,6 +63,13 @@ def _from_environ(environ: Mapping[str, Any]) -> Request:
     path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
     query = environ.get("QUERY_STRING", "").encode("latin-1")
     return Request(environ["REQUEST_METHOD"], path, query, key=() if value is None else (value,))
+
+
+def _read_django(request: Any, limit: int) -> bytes:
+    if int(request.META.get("CONTENT_LENGTH") or 0) > limit:
+        raise Refused(too_large(limit))
+    body: bytes = request.body
+    return body
 
 
 def _read_environ(environ: Any, limit: int) -> bytes:

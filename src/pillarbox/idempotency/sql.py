@@ -50,7 +50,8 @@ def _claim_on_mysql(key: Key, driver: Driver) -> Steps[Claim | Stored]:
         return (yield from _read(key, dialect)) or Claim.BUSY
     if found is not None:
         return found
-    yield Statement("ROLLBACK AND CHAIN")
+    if not driver.is_nested:
+        yield Statement("ROLLBACK AND CHAIN")
     try:
         yield Statement(_insert_text(key.names.parts["idempotency"], dialect), [key.id, key.fingerprint])
     except Exception as error:

@@ -36,7 +36,7 @@ def make_once(
     if not driver_of(handle).is_pool:
         raise ConfigError(
             f"inbox.once was given a {type(handle).__qualname__}, which all events would share; pass an engine, a "
-            "sessionmaker, a pool or a client, or a function that opens a connection"
+            "sessionmaker, a pool, a client or Django's connections, or a function that opens a connection"
         )
 
     def decorate(function: Callable[[Given, Any], Result]) -> Callable[[Given], Result]:

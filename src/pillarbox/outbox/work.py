@@ -66,8 +66,8 @@ def duplicate(events: Sequence[Event]) -> DuplicateEvent:
     )
 
 
-def no_tables(names: Names) -> SchemaError:
-    return SchemaError(f"this database has no outbox '{names.prefix}' yet; make its tables with `pillarbox init`")
+def no_tables(names: Names, remedy: str = Driver.tables_remedy) -> SchemaError:
+    return SchemaError(f"this database has no outbox '{names.prefix}' yet; {remedy}")
 
 
 def explain(driver: Driver, error: Exception, names: Names, events: Sequence[Event] = ()) -> None:
@@ -76,4 +76,4 @@ def explain(driver: Driver, error: Exception, names: Names, events: Sequence[Eve
     if kind is ErrorKind.DUPLICATE and events:
         raise duplicate(events) from error
     if kind is ErrorKind.NO_TABLE:
-        raise no_tables(names) from error
+        raise no_tables(names, driver.tables_remedy) from error

@@ -92,3 +92,4 @@ POSTGRES: Final = Dialect("postgresql", "%s", text_id_cell, _classify_postgres)
 POSTGRES_NUMBERED: Final = Dialect("postgresql", "$", None, _classify_postgres)
 MYSQL: Final = Dialect("mysql", "%s", mysql_cell, _classify_mysql)
 SQLITE: Final = Dialect("sqlite", "?", sqlite_cell, _classify_sqlite)
+SQLITE_FORMAT: Final = Dialect("sqlite", "%s", sqlite_cell, _classify_sqlite)  # Django's cursor

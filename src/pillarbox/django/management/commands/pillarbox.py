@@ -1,0 +1,43 @@
+"""``manage.py pillarbox``: the command line of Pillarbox, on the store of this project."""
+
+import sys
+from argparse import REMAINDER
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from pillarbox.cli import main
+from pillarbox.cli.settings import Document
+from pillarbox.django.configuration import configuration
+from pillarbox.errors import ConfigError
+
+
+class Command(BaseCommand):
+    help = "The commands of Pillarbox, with the setting PILLARBOX: relay, status, events, dead, doctor, ..."
+    requires_system_checks = ()
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        # Its own parser: the words after `pillarbox` are those of its command line.
+        raise SystemExit(_run(argv[2:], f"{argv[0]} {argv[1]}"))
+
+    def add_arguments(self, parser: Any) -> None:
+        parser.add_argument("words", nargs=REMAINDER, help="a command of pillarbox, with its arguments")
+
+    def handle(self, *arguments: Any, **options: Any) -> None:
+        """For call_command."""
+        code = _run(options["words"], "pillarbox")
+        if code:
+            raise CommandError(f"pillarbox ended with exit code {code}", returncode=code)
+
+
+def _run(words: Sequence[str], prog: str) -> int:
+    document: Document | None = None
+    try:
+        document = configuration().document()
+    except ConfigError as error:
+        # The command may have a store of its own, or only print its help.
+        if not {"--help", "-h", "--store", "--config"} & {word.partition("=")[0] for word in words} and words:
+            print(f"pillarbox: {error}", file=sys.stderr)
+            return 2
+    return main(words, prog=prog, document=document)
