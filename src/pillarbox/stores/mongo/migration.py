@@ -89,8 +89,8 @@ class MongoSchema:
 
         async def work(session: Session | None) -> None:
             running = {"owner": {"$ne": None}, "$expr": {"$gte": ["$lease_until", "$$NOW"]}}
-            if busy := await leases.distinct("owner", running, session=session):
-                raise has_owners(str(self._db.outbox), sorted(busy))
+            if busy := await leases.find(running, {"owner": 1}, session=session).to_list():
+                raise has_owners(str(self._db.outbox), sorted({lease["owner"] for lease in busy}))
             await leases.update_many({}, {"$unset": {"settled_batch": 1}}, session=session)
             mine = {"_id": schema.META_ID}
             await self._db.collection("meta").update_one(mine, {"$set": {IDENTITY: identity}}, session=session)

@@ -174,7 +174,7 @@ class MongoTurns:
             present = {each["_id"]["id"] for each in found}
             changed = await mark(events, {**mine, **_UNSETTLED}, session, keep=keep_published)
             await leases.update_one(fence(grant), {"$set": {"settled_batch": todo.batch}}, session=session)
-            return Progress(todo.batch, changed, [each for each in todo.ids if each not in present])
+            return Progress(todo.batch, changed, tuple(each for each in todo.ids if each not in present))
 
         try:
             return await self._sessions.transact(grant, fence(grant), work)

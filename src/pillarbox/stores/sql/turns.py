@@ -206,7 +206,7 @@ class SqlTurns:
             present = {self._rows.uuid(row[0]) for row in await tx.fetch(sql["present"], **events)}
             changed = await tx.execute(sql["publish" if keep_published else "remove"], **events)
             await tx.execute(sql["note_batch"], **proof, batch=todo.batch)
-            return Progress(todo.batch, changed, [each for each in todo.ids if each not in present])
+            return Progress(todo.batch, changed, tuple(each for each in todo.ids if each not in present))
 
         return await self._db.transact(work)
 
