@@ -45,7 +45,7 @@ pytestmark = pytest.mark.asyncio
 KEYS = ("ann", "bob", "eve", "joe")
 EACH = 15
 ALL = EACH * len(KEYS)
-POINTS = ("fenced", "progress_read", "begun", "events_sent", "confirmed", "committed")
+POINTS = ("shard_fenced", "progress_read", "transaction_begun", "transaction_sent", "transaction_confirmed")
 LEASE = 1.0
 
 
@@ -112,7 +112,7 @@ async def test_a_relay_that_dies_between_commit_and_settle_makes_no_copy(
     outbox: Outbox, topic: Topic, tmp_path: Path
 ) -> None:
     store = await filled(outbox)
-    killed = process(store, tmp_path, topic, signal.SIGKILL, "committed").start()
+    killed = process(store, tmp_path, topic, signal.SIGKILL, "transaction_committed").start()
     try:
         assert await killed.ended() == -signal.SIGKILL
     finally:
@@ -124,7 +124,7 @@ async def test_a_relay_that_dies_between_commit_and_settle_makes_no_copy(
     await store.close()
 
 
-@pytest.mark.parametrize("point", POINTS[:-1])
+@pytest.mark.parametrize("point", POINTS)
 async def test_a_relay_that_dies_at_any_point_makes_no_copy(
     sqlite: SqlOutbox, topic: Topic, tmp_path: Path, point: str
 ) -> None:
@@ -139,7 +139,7 @@ async def test_a_relay_that_dies_at_any_point_makes_no_copy(
     await store.close()
 
 
-@pytest.mark.parametrize("point", ["begun", "confirmed", "committed"])
+@pytest.mark.parametrize("point", ["transaction_begun", "transaction_confirmed", "transaction_committed"])
 async def test_a_relay_that_was_frozen_makes_no_copy(
     sqlite: SqlOutbox, topic: Topic, tmp_path: Path, point: str
 ) -> None:

@@ -37,6 +37,15 @@ _ABORT_SECONDS: Final = 5.0
 # When one record was refused, the answers about its neighbours are close.
 _OTHERS_SECONDS: Final = 1.0
 _MOST_PROBES: Final = 100
+_STEPS: Final = {
+    "shard_fenced": "earlier producers are fenced",
+    "progress_read": "the last ticket is read",
+    "transaction_begun": "a transaction has begun",
+    "transaction_sent": "the events are sent",
+    "transaction_confirmed": "the events and the ticket are confirmed",
+    "transaction_committed": "the transaction is committed",
+    "transaction_aborting": "the transaction is aborted",
+}
 
 
 class _Ending(Enum):
@@ -86,9 +95,9 @@ class ShardProducer:
         if self._client is None:
             self._progress.prepare(self.place)
             client = self._new_client()
-            self._trace("fenced")
+            self.trace("shard_fenced")
             self._last = self._progress.last(self.place, self.stop)
-            self._trace("progress_read")
+            self.trace("progress_read")
             self._client = client
         return self._last
 
@@ -182,9 +191,9 @@ class ShardProducer:
         count = len(messages)
         ending = self._send(client, call, range(count), messages, ticket)
         if ending is _Ending.CONFIRMED:
-            self._trace("confirmed")
+            self.trace("transaction_confirmed")
             client.producer.commit_transaction(self._budget)
-            self._trace("committed")
+            self.trace("transaction_committed")
             self._last, self._client, self._unexplained = ticket, client, 0
             self._link.confirmed()
             for index in range(count):
@@ -214,14 +223,14 @@ class ShardProducer:
         """Begin a transaction and send these messages, and the ticket if there is one."""
         reporters = client.begin(len(messages) + 1)
         client.producer.begin_transaction()
-        self._trace("begun")
+        self.trace("transaction_begun")
         for index in indexes:
             topic = call.targets[call.events[index].topic].topic
             if not self._produce(client, topic, messages[index], -1, reporters[index], index):
                 return self._wait(client, len(messages) + 2)
         sent = len(indexes)
         if ticket is not None:
-            self._trace("events_sent")
+            self.trace("transaction_sent")
             place, last = self.place, len(messages)
             record = Message(f"{place.stream}/{place.shard}".encode(), ticket, [])
             self._produce(client, progress_topic(place), record, place.shard, reporters[last], last)
@@ -265,7 +274,7 @@ class ShardProducer:
 
     def _abort(self, client: Client) -> bool:
         """Abort the transaction. False: whether it has ended is not known."""
-        self._trace("aborting")
+        self.trace("transaction_aborting")
         try:
             client.producer.abort_transaction(_ABORT_SECONDS)
         except KafkaException as error:
@@ -340,30 +349,11 @@ class ShardProducer:
             text = f"{self._link.description} refused the event with others, and takes it alone; tried again later"
             call.record(suspects[0], retry(text))
 
-    def _trace(self, action: str) -> None:
+    def trace(self, action: str) -> None:
+        """Write a step of the protocol into the log."""
         if logger.isEnabledFor(logging.DEBUG):
-            trace(action, self.place)
-
-
-def trace(action: str, place: Place) -> None:
-    """A step of the protocol in the log."""
-    logger.debug(
-        "%s: %s",
-        transactional_id(place),
-        _STEPS[action],
-        extra={"action": action, "stream": place.stream, "shard": place.shard},
-    )
-
-
-_STEPS: Final = {
-    "fenced": "earlier producers are fenced",
-    "progress_read": "the last ticket is read",
-    "begun": "a transaction has begun",
-    "events_sent": "the events are sent",
-    "confirmed": "the events and the ticket are confirmed",
-    "committed": "the transaction is committed",
-    "aborting": "the transaction is aborted",
-}
+            fields = {"action": action, "stream": self.place.stream, "shard": self.place.shard}
+            logger.debug("%s: %s", transactional_id(self.place), _STEPS[action], extra=fields)
 
 
 def _failures(call: Call) -> bool:
