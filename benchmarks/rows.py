@@ -15,6 +15,7 @@ from benchmarks import (
     idle,
     inbox,
     latency,
+    once,
     sessions,
     writers,
 )
@@ -64,6 +65,8 @@ ROWS: dict[str, Entry] = {
     "peer-txoutbox-latency": Entry(peers_latency.txoutbox, _at_most(1.0), 54, _at_most(1.0), promised=True),
     "postgres-backlog-1m": Entry(backlogs.postgres, Bar(0.9), 69),
     "mysql-kafka": Entry(drains.mysql, Bar(0.8), 43),
+    "postgres-kafka-once": Entry(once.postgres, Bar(0.75), 45),
+    "mongo-kafka-once": Entry(once.mongo, Bar(0.75), 60),
     "sqlite-kafka": Entry(drains.sqlite, Bar(0.85), 25),
     "add": Entry(writers.writers, _at_most(1.25), 19),
     "inbox-record": Entry(inbox.rows("record"), Bar(0.95), 18),

@@ -18,6 +18,7 @@ _SETTLING: Final = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError._NOENT,  # the client knows no leader yet
 )
 _DENIED: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
