@@ -76,13 +76,12 @@ class TurnRunner:
         shards = turn.shards
         begun = time.monotonic()
         limit = 1 if self._destination.breaker.probing else min(shard.limit for shard in shards)
-        more = {
-            shard
-            for shard in shards
-            if await self._recovery.ready(shard) and shard.may_be_due(begun) and await self._check_due(shard, limit)
-        }
+        ready = [shard for shard in shards if await self._recovery.ready(shard)]
+        more = {shard for shard in ready if shard.may_be_due(begun) and await self._check_due(shard, limit)}
         # Again: what was due may have failed, and left the progress in doubt.
-        ready = [shard for shard in shards if not shard.lost and await self._recovery.ready(shard)]
+        ready = [shard for shard in ready if not shard.lost and await self._recovery.ready(shard)]
+        if not ready:
+            return
         reading = time.monotonic()
         turns = await self._read(ready, limit)
         turn.read_seconds = time.monotonic() - reading
