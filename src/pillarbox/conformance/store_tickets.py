@@ -102,14 +102,16 @@ class TicketTests(StoreSetup):
     async def test_a_batch_is_noted_with_what_else_is_settled(self, store: Store) -> None:
         grant = await self.own(store)
         key = self.key()
-        published, held = await self.write(store, grant, self.event(), self.event(key=key))
+        published, following, held = await self.write(store, grant, *self.events(2), self.event(key=key))
         await settle(store, Settlement(grant, hold_keys={key: Hold(HoldMode.RETRYING, LONG)}))
         ticket = new_ticket([published], None)
         settlement = Settlement(grant, published=[published], held=[held], ticket=ticket)
         for _ in range(2):  # the first answer may be lost
             assert await settle(store, settlement) == {key}
             assert await store.settle_ticket(grant, ticket) == Progress(batch_of(ticket))
-        assert await self.count(store) == {Status.PUBLISHED: 1, Status.HELD: 1}
+        assert await self.count(store) == {Status.PUBLISHED: 1, Status.HELD: 1, Status.PENDING: 1}
+        after = new_ticket([following], batch_of(ticket))
+        assert await store.settle_ticket(grant, after) == Progress(batch_of(after), 1)
 
     @pytest.mark.asyncio
     async def test_a_settlement_without_a_batch_leaves_the_last_one(self, store: Store) -> None:
