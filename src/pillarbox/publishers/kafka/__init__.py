@@ -21,6 +21,7 @@ from pillarbox.tasks import PerLoop
 
 try:
     from pillarbox.publishers.kafka.client import Client
+    from pillarbox.publishers.kafka.coordinator import examine_transactions
     from pillarbox.publishers.kafka.examined import examine_topic
     from pillarbox.publishers.kafka.progress import ProgressTopics
     from pillarbox.publishers.kafka.sender import Sender
@@ -201,10 +202,13 @@ class KafkaPublisher(Publisher):
         """The default topic: whether it exists, its limits, its replicas."""
         if self._topics is None:
             raise Outage(f"{self.description} is not open; call open() first")
-        if not self._topic:
-            return []
+        found: list[Finding] = []
         try:
-            return await asyncio.to_thread(examine_topic, self._topics, self._topic)
+            if self._topic:
+                found += await asyncio.to_thread(examine_topic, self._topics, self._topic)
+            if self._exactly_once:
+                found.append(await asyncio.to_thread(examine_transactions, self._topics.admin))
+            return found
         except UnreachableError as error:
             raise Outage(f"{self.description} cannot be reached: {error}") from error
 

@@ -4,10 +4,18 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
+from pillarbox.finding import Finding, failed, ok
 from pillarbox.publishers.kafka.topics import DESCRIBE_SECONDS, kafka_admin
 
 _COPIES: Final = "transaction.state.log.replication.factor"
 _IN_SYNC: Final = "transaction.state.log.min.isr"
+
+
+def examine_transactions(admin: Any) -> Finding:
+    """For ``pillarbox doctor``."""
+    if problem := transaction_problem(admin):
+        return failed("delivery", f"exactly once needs transactions: {problem}", "correct it before the relay starts")
+    return ok("delivery", "exactly once, for consumers with isolation.level=read_committed")
 
 
 def transaction_problem(admin: Any) -> str:
