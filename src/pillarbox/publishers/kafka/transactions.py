@@ -27,13 +27,13 @@ from pillarbox.publishers.kafka.outcomes import (
 )
 from pillarbox.publishers.kafka.progress import ProgressTopics, commands, progress_topic, transactional_id
 from pillarbox.publishers.kafka.targets import TICK_SECONDS, Targets, sized
-from pillarbox.publishers.kafka.topics import Topics
+from pillarbox.publishers.kafka.topics import Topics, lone_batch_bytes
 
 logger = logging.getLogger("pillarbox.publishers.kafka")
 
-TRANSACTION_SECONDS: Final = 15.0
 _INIT_SECONDS: Final = 10.0
 _ABORT_SECONDS: Final = 5.0
+_LAST_SECONDS: Final = 1.0  # to abort with a producer that is thrown away
 # When one record was refused, the answers about its neighbours are close.
 _OTHERS_SECONDS: Final = 1.0
 _MOST_PROBES: Final = 100
@@ -88,7 +88,7 @@ class ShardProducer:
         self._message_of = message_of
         self._client: Client | None = None  # none until recover, and after an end that is in doubt
         self._last = b""
-        self._unexplained = 0
+        self._batch_bytes = 1 << 30  # the most that a record batch may have
 
     def recover(self) -> bytes:
         """See ``Publisher.recover``."""
@@ -128,7 +128,9 @@ class ShardProducer:
         return call.outcomes
 
     def _new_client(self) -> Client:
-        client = Client(sized(self._config, self._topics.sizes), self._topics.sizes)
+        config = sized(self._config, self._topics.sizes)
+        config["batch.size"] = min(config["batch.size"], self._batch_bytes)
+        client = Client(config, self._topics.sizes)
         try:
             client.producer.init_transactions(_INIT_SECONDS)
         except KafkaException as error:
@@ -194,7 +196,7 @@ class ShardProducer:
             self.trace("transaction_confirmed")
             client.producer.commit_transaction(self._budget)
             self.trace("transaction_committed")
-            self._last, self._client, self._unexplained = ticket, client, 0
+            self._last, self._client = ticket, client
             self._link.confirmed()
             for index in range(count):
                 call.confirm(index)
@@ -202,14 +204,15 @@ class ShardProducer:
         errors = dict(client.errors)
         if ending is _Ending.BROKEN:
             return  # another owner has recovered the shard: the next recovery finds out
-        aborted = self._abort(client)
+        batch_bytes = self._batch_bytes
+        aborted = self._abort(client, _ABORT_SECONDS if ending is _Ending.REFUSED else _LAST_SECONDS)
         if ending is _Ending.SILENT:
             sentence = client.login_error or client.last_error or "no answer"
             text = f"{self._link.description} did not confirm a transaction within {self._budget:.0f} s ({sentence})"
             call.outcomes[:] = [outage(text)] * count
         elif ending is _Ending.REFUSED:
             self._record(client, call, messages, errors, aborted=aborted)
-        if aborted and not self.stop.is_set():
+        if aborted and ending is _Ending.REFUSED and self._batch_bytes == batch_bytes:
             self._client = client
 
     def _send(
@@ -272,11 +275,11 @@ class ShardProducer:
             return _Ending.BROKEN
         return _Ending.CONFIRMED if client.confirmed.count(1) == sent else _Ending.REFUSED
 
-    def _abort(self, client: Client) -> bool:
+    def _abort(self, client: Client, seconds: float = _ABORT_SECONDS) -> bool:
         """Abort the transaction. False: whether it has ended is not known."""
         self.trace("transaction_aborting")
         try:
-            client.producer.abort_transaction(_ABORT_SECONDS)
+            client.producer.abort_transaction(seconds)
         except KafkaException as error:
             logger.debug("%s: a transaction could not be aborted: %s", self._link.description, error.args[0].str())
             return False
@@ -341,13 +344,13 @@ class ShardProducer:
             else:
                 groups += _halves(group)
         if _failures(call):
-            self._unexplained = 0
             return
-        # Each group passed by itself: the batch was too large. A new producer asks for the limits again.
-        self._unexplained += 1
-        if self._unexplained > 1:
+        # Each group passed by itself, so the batch was too large: the next producer makes smaller ones.
+        if self._batch_bytes == 1:
             text = f"{self._link.description} refused the event with others, and takes it alone; tried again later"
             call.record(suspects[0], retry(text))
+        size = sum(lone_batch_bytes(messages[index]) for index in suspects)
+        self._batch_bytes = max(1, min(self._batch_bytes, size) // 2)
 
     def trace(self, action: str) -> None:
         """Write a step of the protocol into the log."""
