@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -158,6 +159,9 @@ class ProgressTopics:
                 return self._last(partition, stop, deadline)
             except KafkaException as error:
                 is_settling = error.args[0].code() in _SETTLING
+                with suppress(KafkaException):
+                    # The client keeps for a while that it did not know a topic, until it learns of all topics.
+                    self._topics.admin.list_topics(timeout=ASK_SECONDS)
                 if not is_settling or stop.is_set() or time.monotonic() > deadline:
                     self.forget(place)
                     raise self._outage(place, error) from error
