@@ -125,7 +125,6 @@ async def test_a_relay_that_dies_between_commit_and_settle_makes_no_copy(
         assert await killed.ended() == -signal.SIGKILL
     finally:
         killed.close()
-    assert await eventually(topic.read), "it was killed before it committed anything"
     assert (await counts(store))[Status.PENDING] == ALL
     await served(store, topic, {Status.PUBLISHED: ALL})
     await topic.has_each_event_once()
@@ -304,12 +303,13 @@ async def test_a_progress_topic_that_was_deleted_is_noticed(topic: Topic, store:
 
 
 async def test_a_restored_database_is_noticed(topic: Topic, store: Any) -> None:
-    await store.add(mixed(KEYS, EACH))
-    await served(store, topic, {Status.PUBLISHED: ALL})
+    for part in (0, 1):
+        await store.add(mixed(KEYS, EACH, first=part * EACH + 1))
+        await served(store, topic, {Status.PUBLISHED: (part + 1) * ALL})
     await execute(store, "UPDATE {event} SET status = 'pending'")
     await execute(store, "UPDATE {lease} SET settled_batch = NULL")
     assert "do not agree on what was published last" in await refused(store, topic.url())
-    await topic.has_each_event_once()
+    await topic.has(in_order(KEYS, 2 * EACH))
 
 
 @pytest.mark.parametrize(

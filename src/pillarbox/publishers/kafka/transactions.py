@@ -32,8 +32,7 @@ from pillarbox.publishers.kafka.topics import Topics, lone_batch_bytes
 logger = logging.getLogger("pillarbox.publishers.kafka")
 
 _INIT_SECONDS: Final = 10.0
-_ABORT_SECONDS: Final = 5.0
-_LAST_SECONDS: Final = 1.0  # to abort with a producer that is thrown away
+_ABORT_SECONDS: Final = 1.0
 # When one record was refused, the answers about its neighbours are close.
 _OTHERS_SECONDS: Final = 1.0
 _MOST_PROBES: Final = 100
@@ -61,8 +60,8 @@ class _Ending(Enum):
 class ShardProducer:
     """Publishes the parts of one shard, for one owner. One call at a time.
 
-    A producer whose transaction did not end for certain is thrown away. The next one begins with ``recover``: it ends
-    what was under way, and reads what was committed.
+    A producer whose transaction was not committed for certain is thrown away. The next one begins with ``recover``: it
+    ends what was under way, and reads what was committed.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class ShardProducer:
         self._outcomes = Outcomes(link.description, default_topic)
         self._targets = Targets(topics, link, self._outcomes, default_topic, config)
         self._message_of = message_of
-        self._client: Client | None = None  # none until recover, and after an end that is in doubt
+        self._client: Client | None = None  # none until recover, and after a transaction that was not committed
         self._last = b""
         self._batch_bytes = 1 << 30  # the most that a record batch may have
 
@@ -125,6 +124,8 @@ class ShardProducer:
         except KafkaException as error:
             # Whether it was committed is not known.
             return [self._failed(error.args[0])] * len(part.events)
+        except Outage as error:
+            return [outage(str(error))] * len(part.events)
         return call.outcomes
 
     def _new_client(self) -> Client:
@@ -204,16 +205,13 @@ class ShardProducer:
         errors = dict(client.errors)
         if ending is _Ending.BROKEN:
             return  # another owner has recovered the shard: the next recovery finds out
-        batch_bytes = self._batch_bytes
-        aborted = self._abort(client, _ABORT_SECONDS if ending is _Ending.REFUSED else _LAST_SECONDS)
+        self._abort(client)
         if ending is _Ending.SILENT:
             sentence = client.login_error or client.last_error or "no answer"
             text = f"{self._link.description} did not confirm a transaction within {self._budget:.0f} s ({sentence})"
             call.outcomes[:] = [outage(text)] * count
         elif ending is _Ending.REFUSED:
-            self._record(client, call, messages, errors, aborted=aborted)
-        if aborted and ending is _Ending.REFUSED and self._batch_bytes == batch_bytes:
-            self._client = client
+            self._record(call, messages, errors)
 
     def _send(
         self,
@@ -275,26 +273,15 @@ class ShardProducer:
             return _Ending.BROKEN
         return _Ending.CONFIRMED if client.confirmed.count(1) == sent else _Ending.REFUSED
 
-    def _abort(self, client: Client, seconds: float = _ABORT_SECONDS) -> bool:
-        """Abort the transaction. False: whether it has ended is not known."""
+    def _abort(self, client: Client) -> None:
+        """Abort the transaction, so that consumers need not wait for the next producer to do so."""
         self.trace("transaction_aborting")
         try:
-            client.producer.abort_transaction(seconds)
+            client.producer.abort_transaction(_ABORT_SECONDS)
         except KafkaException as error:
             logger.debug("%s: a transaction could not be aborted: %s", self._link.description, error.args[0].str())
-            return False
-        client.flush(0)  # reports of what was purged
-        return True
 
-    def _record(
-        self,
-        client: Client,
-        call: Call,
-        messages: Sequence[Message],
-        errors: dict[int, Any],
-        *,
-        aborted: bool,
-    ) -> None:
+    def _record(self, call: Call, messages: Sequence[Message], errors: dict[int, Any]) -> None:
         """Record the outcomes of the events that were refused. All others stay untried, and are charged nothing."""
         error = errors.pop(len(messages), None)
         if error is not None and error.code() not in PURGED:
@@ -315,33 +302,30 @@ class ShardProducer:
                 self._refuse(call, index, error)
             else:
                 others.append(error)
-        if others or not (suspects or _failures(call)):
+        if others:
             # No event is to blame for the trouble of a transaction.
-            failed = self._failed(others[0] if others else KafkaError(KafkaError._FAIL))
-            call.outcomes[:] = [failed] * len(messages)
+            call.outcomes[:] = [self._failed(others[0])] * len(messages)
         elif len(suspects) == 1:
             self._refuse(call, suspects[0], errors[suspects[0]])
-        elif aborted and not _failures(call):
-            self._cut(client, call, messages, suspects)
+        elif suspects and not _failures(call):
+            self._cut(call, messages, suspects)
 
     def _refuse(self, call: Call, index: int, error: Any) -> None:
         call.record(index, self._outcomes.classify(call.events[index], error))
 
-    def _cut(self, client: Client, call: Call, messages: Sequence[Message], suspects: Sequence[int]) -> None:
+    def _cut(self, call: Call, messages: Sequence[Message], suspects: Sequence[int]) -> None:
         """Find the events that Kafka refuses among those that it refused together: send ever smaller groups, in
-        transactions that are aborted."""
+        transactions that are aborted. Each has a new producer: after an abort librdkafka can purge what comes next."""
         groups, probes = list(_halves(suspects)), 0
         while groups and probes < _MOST_PROBES and not self.stop.is_set():
             group, probes = groups.pop(), probes + 1
-            ending = self._send(client, call, group, messages, None)
-            errors = dict(client.errors)
-            if ending is _Ending.BROKEN or not self._abort(client):
-                raise KafkaException(client.fatal or KafkaError(KafkaError._TIMED_OUT))
-            if ending is not _Ending.REFUSED:
-                continue
-            if len(group) == 1:
-                self._refuse(call, group[0], errors.get(group[0]) or KafkaError(KafkaError._FAIL))
-            else:
+            client = self._new_client()
+            self._send(client, call, group, messages, None)
+            errors = {index: error for index, error in client.errors.items() if error.code() in REFUSED_WITH_ITS_BATCH}
+            self._abort(client)
+            if len(group) == 1 and errors:
+                self._refuse(call, group[0], errors[group[0]])
+            elif errors:
                 groups += _halves(group)
         if _failures(call):
             return
