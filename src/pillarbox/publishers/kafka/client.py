@@ -8,7 +8,6 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from pillarbox.kafka.errors import config_error
 
-
 _EXPECTED: Final = ("FATAL", "CONFWARN", "TXNERR")
 
 
