@@ -24,8 +24,8 @@ class BareTransactions:
         self._name = f"floor-{uuid4().hex}"
         self._producers: dict[int, BareProducer] = {}
         new = kafka_admin.NewTopic(f"{self._name}.progress", shards, 1, config={"cleanup.policy": "compact"})
-        made = kafka_admin.AdminClient({"bootstrap.servers": servers}).create_topics([new])
-        made[f"{self._name}.progress"].result(30)
+        admin = kafka_admin.AdminClient({"bootstrap.servers": servers})
+        admin.create_topics([new])[f"{self._name}.progress"].result(30)
 
     def send(self, shard: int, rows: list[Any], batch: bytes, ids: Sequence[bytes]) -> None:
         """Send rows and the note of them; returns when the transaction is committed."""

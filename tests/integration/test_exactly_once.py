@@ -48,7 +48,6 @@ pytestmark = pytest.mark.asyncio
 KEYS = ("ann", "bob", "eve", "joe")
 EACH = 15
 ALL = EACH * len(KEYS)
-POINTS = ("shard_fenced", "progress_read", "transaction_begun", "transaction_sent", "transaction_confirmed")
 LEASE = 1.0
 
 
@@ -131,7 +130,16 @@ async def test_a_relay_that_dies_between_commit_and_settle_makes_no_copy(
     await store.close()
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point",
+    [
+        "transaction_begun",
+        "transaction_confirmed",
+        pytest.param("shard_fenced", marks=pytest.mark.long),
+        pytest.param("progress_read", marks=pytest.mark.long),
+        pytest.param("transaction_sent", marks=pytest.mark.long),
+    ],
+)
 async def test_a_relay_that_dies_at_any_point_makes_no_copy(
     sqlite: SqlOutbox, topic: Topic, tmp_path: Path, point: str
 ) -> None:
@@ -146,7 +154,14 @@ async def test_a_relay_that_dies_at_any_point_makes_no_copy(
     await store.close()
 
 
-@pytest.mark.parametrize("point", ["transaction_begun", "transaction_confirmed", "transaction_committed"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "transaction_confirmed",
+        pytest.param("transaction_begun", marks=pytest.mark.long),
+        pytest.param("transaction_committed", marks=pytest.mark.long),
+    ],
+)
 async def test_a_relay_that_was_frozen_makes_no_copy(
     sqlite: SqlOutbox, topic: Topic, tmp_path: Path, point: str
 ) -> None:
@@ -345,6 +360,7 @@ async def test_a_compacted_topic_is_refused(kafka: Kafka, store: Store) -> None:
     assert "needs a topic with cleanup.policy=delete" in await refused(store, compacted.url())
 
 
+@pytest.mark.long
 async def test_too_few_replicas_for_the_transaction_log_are_named(own_server: OwnServer, store: Store) -> None:
     server = own_server(Kafka, settings={"transaction.state.log.replication.factor": "3"})
     await store.add(numbered("ann", 1))

@@ -69,7 +69,9 @@ class TurnRunner:
         self._destination = destination
         self._recovery = Recovery(job, destination)
         self._calls = asyncio.Semaphore(destination.features.calls)
-        self._large_calls = asyncio.Semaphore(max(1, destination.features.calls // 2))
+        # A transaction waits for its commit more than it works, whatever its size.
+        large = destination.features.calls if self._recovery.needed else max(1, destination.features.calls // 2)
+        self._large_calls = asyncio.Semaphore(large)
 
     async def run(self, turn: Turn) -> None:
         """Run one turn. Marks the shards that are lost, and those that are full."""
