@@ -58,7 +58,7 @@ class Turns(Protocol):
         or held become published, and the batch is noted, in one transaction. Raises LeaseLost; and ProgressError if the
         ticket does not follow the last settled batch.
 
-        ticket: the last one that the destination has of this shard; empty: it has none. :mod:`pillarbox.store.ticket`
+        ticket: the last one that the destination has of this shard; empty: it has none. ``pillarbox.store.ticket``
         makes tickets and reads them. Nothing else of the shard was settled since that ticket was published. A store
         without transactions need not have it."""
         ...
