@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from confluent_kafka import admin as confluent_admin
 
-from pillarbox.batch import Batch, Part
+from pillarbox.batch import Batch
 from pillarbox.errors import Outage
 from pillarbox.event import Status
 from pillarbox.publisher import PUBLISHED, Outcome, Place, Result
 from pillarbox.publishers.kafka import KafkaPublisher
-from pillarbox.store import Store, new_ticket
+from pillarbox.store import Store
 from servers import Kafka
 from servers.fixtures import OwnServer
 from tests.integration.certificates import Certificates, certificates
@@ -230,8 +230,5 @@ async def test_the_rights_for_exactly_once_are_named(guarded: Guarded) -> None:
             await publisher.recover(place)
         allow("TRANSACTIONAL_ID", "WRITE", "DESCRIBE")
         assert await publisher.recover(place) == b""
-        events = [an_event(1)]
-        part = Part(0, 1, events, new_ticket(events, None))
-        assert await publisher.publish(Batch("orders", [part])) == [PUBLISHED]
     finally:
         await publisher.close()
