@@ -105,7 +105,7 @@ def row(name: str, ours: list[dict[str, Any]], floor: list[dict[str, Any]], **ex
     return Row(name, "events/s", speeds(ours), speeds(floor), {**spent, **extra})
 
 
-def _against_bare(
+def against_bare(
     bed: Bed,
     scale: Scale,
     name: str,
@@ -115,6 +115,7 @@ def _against_bare(
     broker: Broker | None = None,
     **settings: Any,
 ) -> Row:
+    """Ours and a bare script in turn. broker: in place of the bed's Kafka."""
     drains, of_bare = Drains(bed, name, broker), {**settings, **(bare_settings or {})}
     ours, floor = in_turn(
         scale.rounds,
@@ -135,7 +136,7 @@ def warm_up(bed: Bed, scale: Scale) -> None:
 
 def postgres(bed: Bed, scale: Scale) -> Row:
     """Ordered, rows kept."""
-    return _against_bare(bed, scale, "postgres-kafka", "floor_postgres", lambda: fill_postgres(bed.url, scale.events))
+    return against_bare(bed, scale, "postgres-kafka", "floor_postgres", lambda: fill_postgres(bed.url, scale.events))
 
 
 def pulsar(bed: Bed, scale: Scale) -> Row:
@@ -144,7 +145,7 @@ def pulsar(bed: Bed, scale: Scale) -> Row:
     warm = Drains(bed, "postgres-pulsar-warm-up", bed.pulsar)
     warm.run("floor_pulsar", few.events, lambda: fill_postgres(bed.url, few.events))
     warm.close()
-    return _against_bare(
+    return against_bare(
         bed,
         few,
         "postgres-pulsar",
@@ -157,7 +158,7 @@ def pulsar(bed: Bed, scale: Scale) -> Row:
 
 def postgres_deleted(bed: Bed, scale: Scale) -> Row:
     """Ordered, rows deleted when published."""
-    return _against_bare(
+    return against_bare(
         bed,
         scale,
         "postgres-kafka-deleted",
@@ -169,7 +170,7 @@ def postgres_deleted(bed: Bed, scale: Scale) -> Row:
 
 def handlers(bed: Bed, scale: Scale) -> Row:
     """Ordered, rows kept, to a handler that does nothing."""
-    return _against_bare(
+    return against_bare(
         bed,
         scale,
         "postgres-handlers",
@@ -200,7 +201,7 @@ def metrics(bed: Bed, scale: Scale) -> Row:
 def rabbitmq(bed: Bed, scale: Scale) -> Row:
     """Ordered, rows kept, to a quorum queue of RabbitMQ."""
     few = scale.with_events(scale.events // 10)
-    return _against_bare(
+    return against_bare(
         bed,
         few,
         "postgres-rabbitmq",
@@ -213,7 +214,7 @@ def rabbitmq(bed: Bed, scale: Scale) -> Row:
 
 def _large(bed: Bed, scale: Scale, name: str, size: int) -> Row:
     events = scale.payload_bytes // size
-    return _against_bare(
+    return against_bare(
         bed,
         scale.with_events(events),
         name,
@@ -236,7 +237,7 @@ def payload_200kb(bed: Bed, scale: Scale) -> Row:
 def sqlite(bed: Bed, scale: Scale) -> Row:
     """Ordered, rows kept, on a SQLite file."""
     events = scale.events // 2
-    return _against_bare(
+    return against_bare(
         bed,
         scale.with_events(events),
         "sqlite-kafka",
@@ -251,7 +252,7 @@ def _other_server(bed: Bed, scale: Scale, name: str, bare: str, url: str) -> Row
     warm = Drains(bed, f"{name}-warm-up")
     warm.run(bare, scale.events // 2, lambda: fill(url, scale.events // 2), url=url)
     warm.close()
-    return _against_bare(bed, scale, name, bare, lambda: fill(url, scale.events), url=url)
+    return against_bare(bed, scale, name, bare, lambda: fill(url, scale.events), url=url)
 
 
 def _mysql(bed: Bed, scale: Scale, server: Server) -> Row:

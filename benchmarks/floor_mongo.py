@@ -18,8 +18,8 @@ from benchmarks.wire import BareProducer
 
 _OWNER, _TOKEN, _STREAM = "floor", 1, "default"
 _FIELDS = {"key": 1, "created_at": 1, "payload": 1}
-_PUBLISHED = {"$set": {"status": "published"}, "$currentDate": {"published_at": True}, "$inc": {"attempts": 1}}
-_SNAPSHOT, _MAJORITY = ReadConcern("snapshot"), WriteConcern("majority")
+PUBLISHED = {"$set": {"status": "published"}, "$currentDate": {"published_at": True}, "$inc": {"attempts": 1}}
+SNAPSHOT, MAJORITY = ReadConcern("snapshot"), WriteConcern("majority")
 
 
 class Floor:
@@ -32,22 +32,21 @@ class Floor:
         self.threads = ThreadPoolExecutor(settings["slots"])
 
     async def run(self) -> None:
-        producers = [
-            BareProducer(self.settings["servers"], self.settings["topic"]) for _ in range(self.settings["slots"])
-        ]
+        producers = self.producers()
         # Ids stay bytes: faster than the driver's conversion.
         async with AsyncMongoClient[dict[str, Any]](self.settings["url"], tz_aware=True) as client:
+            self.client = client
             prefix = self.settings["prefix"]
-            database = client.get_default_database(write_concern=_MAJORITY, read_concern=ReadConcern("majority"))
+            database = client.get_default_database(write_concern=MAJORITY, read_concern=ReadConcern("majority"))
             self.events, self.leases = database[f"{prefix}_event"], database[f"{prefix}_lease"]
             for shard in self.shards:
                 held = {"$set": {"owner": _OWNER, "token": _TOKEN}}
                 await self.leases.update_one({"stream": _STREAM, "shard": shard}, held, upsert=True)
             await asyncio.gather(*(self._slot(producer) for producer in producers))
 
-    async def _slot(self, producer: BareProducer) -> None:
-        batch, loop = self.settings["batch"], asyncio.get_running_loop()
-        steady = self.events.with_options(read_concern=_SNAPSHOT)
+    async def _slot(self, producer: Any) -> None:
+        batch = self.settings["batch"]
+        steady = self.events.with_options(read_concern=SNAPSHOT)
         while self.shards and not self.clock.done.is_set():
             shard = self.shards.popleft()
             self.clock.begin()
@@ -64,20 +63,29 @@ class Floor:
                 (f"{i[:8]}-{i[8:12]}-{i[12:16]}-{i[16:20]}-{i[20:]}", row["key"], row["created_at"], row["payload"])
                 for i, row in zip(names, rows, strict=True)
             ]
-            await loop.run_in_executor(self.threads, producer.send, sent)
-            await self._settle(fence, [row["_id"]["id"] for row in rows])
+            await self.publish(producer, fence, sent, [row["_id"]["id"] for row in rows])
             self.clock.settle(len(rows))
             if len(rows) == batch:
                 self.shards.append(shard)
+
+    async def publish(self, producer: Any, fence: dict[str, Any], sent: list[Any], ids: list[bytes]) -> None:
+        """Send the rows of a shard and settle them."""
+        await asyncio.get_running_loop().run_in_executor(self.threads, producer.send, sent)
+        await self._settle(fence, ids)
+
+    def producers(self) -> list[Any]:
+        """One for each slot."""
+        slots = range(self.settings["slots"])
+        return [BareProducer(self.settings["servers"], self.settings["topic"]) for _ in slots]
 
     async def _settle(self, fence: dict[str, Any], ids: list[bytes]) -> None:
         # Without a transaction, as in the store: a mark of what is published is true whoever writes it.
         if await self.leases.find_one(fence, {"_id": 1}) is None:
             raise RuntimeError("the lease is lost")
-        await self.events.update_many({"_id": _among(ids), "status": "pending"}, _PUBLISHED)
+        await self.events.update_many({"_id": among(ids), "status": "pending"}, PUBLISHED)
 
 
-def _among(ids: list[bytes]) -> RawBSONDocument:
+def among(ids: list[bytes]) -> RawBSONDocument:
     """The condition ``$in`` in bytes, as in the store: the driver is slow with many small documents."""
     stream = b"\x02stream\0" + _size(len(_STREAM) + 1) + _STREAM.encode() + b"\0"
     before = b"\x05id\0" + _size(16) + b"\x04"

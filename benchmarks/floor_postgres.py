@@ -7,6 +7,7 @@ limits or renewals.
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -53,6 +54,11 @@ class Floor(ABC, Generic[D]):
     async def send(self, destination: D, rows: list[Any]) -> None:
         """Send these rows; returns when all are confirmed."""
 
+    async def publish(self, destination: D, shard: int, rows: list[Any]) -> Sequence[Any]:
+        """Send the rows of a shard; returns what the settle notes beside them."""
+        await self.send(destination, rows)
+        return ()
+
     async def run(self) -> None:
         settings = self.settings
         slots = [(await asyncpg.connect(settings["url"]), self.destination()) for _ in range(settings["slots"])]
@@ -69,9 +75,9 @@ class Floor(ABC, Generic[D]):
             rows = await connection.fetch(self.read, _STREAM, shard, _TOKEN, _OWNER, batch)
             if not rows:
                 continue
-            await self.send(destination, rows)
             ids = [row[0] for row in rows]
-            done = await connection.execute(self.settle, _STREAM, shard, _TOKEN, _OWNER, ids)
+            noted = await self.publish(destination, shard, rows)
+            done = await connection.execute(self.settle, _STREAM, shard, _TOKEN, _OWNER, ids, *noted)
             if int(done.rpartition(" ")[2]) != len(ids):
                 raise RuntimeError(f"settled {done}, not {len(ids)} events")
             self.clock.settle(len(ids))

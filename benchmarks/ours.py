@@ -30,7 +30,9 @@ def _store(settings: dict[str, Any]) -> Store:
 
 
 def _kafka(settings: dict[str, Any]) -> Publisher:
-    return KafkaPublisher(servers=settings["servers"], topic=settings["topic"], producers=settings["slots"])
+    delivery = settings.get("delivery", "at-least-once")
+    servers, topic = settings["servers"], settings["topic"]
+    return KafkaPublisher(servers=servers, topic=topic, producers=settings["slots"], delivery=delivery)
 
 
 def _rabbitmq(settings: dict[str, Any]) -> Publisher:

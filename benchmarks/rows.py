@@ -15,6 +15,7 @@ from benchmarks import (
     idle,
     inbox,
     latency,
+    once,
     sessions,
     writers,
 )
@@ -80,6 +81,8 @@ ROWS: dict[str, Entry] = {
     "postgres-idle": Entry(idle.ROWS["postgres-idle"], _at_most(1.0), 32),
     **{name: Entry(everyday.ROWS[name], NO_BAR, 26) for name in everyday.ROWS if not name.endswith("-1000")},
     "postgres-handlers": Entry(drains.handlers, NO_BAR, 18),
+    "postgres-kafka-once": Entry(once.postgres, Bar(0.75)),
+    "mongo-kafka-once": Entry(once.mongo, Bar(0.75)),
     "postgres-latency-200": Entry(latency.LATENCIES["postgres-latency-200"], _at_most(3.0)),
     "postgres-memory": Entry(backlogs.memory, _at_most(1.0)),
     "postgres-hot-key": Entry(drains.hot_key, Bar(0.9)),

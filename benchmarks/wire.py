@@ -1,5 +1,6 @@
 """The producer of the bare scripts: the same settings, headers and bytes as ours by default."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import Producer
@@ -28,15 +29,15 @@ CONSTANT_HEADERS: Headers = [
 class BareProducer:
     """A producer that waits for all confirmations."""
 
-    def __init__(self, servers: str, topic: str) -> None:
+    def __init__(self, servers: str, topic: str, settings: Mapping[str, Any] = PRODUCER_SETTINGS) -> None:
         self.topic = topic
         self.errors: list[Any] = []
-        self.producer: Any = Producer({**PRODUCER_SETTINGS, "bootstrap.servers": servers})
+        self.producer: Any = Producer({**settings, "bootstrap.servers": servers})
         self.producer.list_topics(topic, timeout=10)
 
     def send(self, rows: list[Any]) -> None:
         """Send rows of id, key, instant and payload in order; returns when all are confirmed."""
-        produce, topic, report = self.producer.produce, self.topic, self._report
+        produce, topic, report = self.producer.produce, self.topic, self.report
         for event_id, key, occurred_at, payload in rows:
             name = key.encode()
             headers = [
@@ -49,6 +50,6 @@ class BareProducer:
         if self.producer.flush(60) or self.errors:
             raise RuntimeError(f"not everything was confirmed: {self.errors[:1]}")
 
-    def _report(self, error: Any, _message: Any) -> None:
+    def report(self, error: Any, _message: Any) -> None:
         if error is not None:
             self.errors.append(error)

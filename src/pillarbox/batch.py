@@ -9,9 +9,9 @@ from pillarbox.event import Event
 class Part(NamedTuple):
     """The events of one shard.
 
-    shard: none in a queue stream. token: proves the ownership under which the events were read. ticket: the store's own
-    note about this part; a publisher passes it on unread. unreadable: why its one event cannot be read, and must not be
-    published; empty for all that a publisher gets.
+    shard: none in a queue stream. token: proves the ownership under which the events were read. ticket: names these
+    events, for a destination that keeps the progress of a shard; a publisher passes it on unread. unreadable: why its
+    one event cannot be read, and must not be published; empty for all that a publisher gets.
     """
 
     shard: int | None

@@ -52,6 +52,10 @@ class OldSchema(SchemaError):
     """The tables are those of an earlier release: migrate them."""
 
 
+class ProgressError(StoreError):
+    """The database and the destination do not agree on what was published: one is older than the other knows."""
+
+
 class NotDrained(PillarboxError):
     """A drain cannot end: events wait for something that only an operator can change."""
 

@@ -93,6 +93,8 @@ class PublisherFeatures:
     parks the key of a dead event needs it.
     deduplicates: the destination itself drops a second copy of an event id.
     concurrency: how many events a queue stream passes at once; None: as many as the stream says.
+    exactly_once: it publishes all events of a part or none, together with the part's ticket, and knows after a crash
+    which ticket came last: see ``recover``. It serves ordered streams only, on a store with transactions.
     """
 
     calls: int = 4
@@ -101,6 +103,20 @@ class PublisherFeatures:
     strict_keys: bool = True
     deduplicates: bool = False
     concurrency: int | None = None
+    exactly_once: bool = False
+
+
+class Place(NamedTuple):
+    """A shard for a destination that keeps its progress.
+
+    identity: of the outbox. shards: how many its streams have. token: proves the ownership.
+    """
+
+    identity: str
+    stream: str
+    shard: int
+    shards: int
+    token: int
 
 
 class Needs(NamedTuple):
@@ -149,6 +165,19 @@ class Publisher(Protocol):
     @abstractmethod
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per event of the batch: the same order, the same length."""
+
+    async def recover(self, place: Place) -> bytes:
+        """The ticket of the last part that was published of this shard; empty: there was none. For a publisher with
+        the feature ``exactly_once``.
+
+        After it returns no earlier owner can publish anything of the shard, and this one can. It is called after each
+        take-over, and after each call of ``publish`` that did not end with all events published and settled. Until
+        then the publisher leaves the shard's events untried. Raises Outage, or ConfigError when it can never work."""
+        return b""
+
+    def leave(self, place: Place) -> None:
+        """The shard is not this owner's any more: free what ``recover`` has opened. Returns at once."""
+        return
 
     async def examine(self) -> Sequence[Finding]:
         """Checks of the destination for ``pillarbox doctor``, while it is open: its address, its limits, whether it

@@ -16,8 +16,9 @@ import pytest
 from pillarbox.batch import Part
 from pillarbox.conformance import StoreContract
 from pillarbox.conformance.probes import probe_of
-from pillarbox.errors import DuplicateEvent
+from pillarbox.errors import DuplicateEvent, ProgressError
 from pillarbox.event import Event, Status
+from pillarbox.ids import uuid7
 from pillarbox.limits import check
 from pillarbox.sql.rows import ADDED
 from pillarbox.store import (
@@ -30,6 +31,7 @@ from pillarbox.store import (
     Grant,
     KeyRun,
     Page,
+    Progress,
     Ref,
     Replay,
     Settlement,
@@ -37,6 +39,7 @@ from pillarbox.store import (
     Work,
 )
 from pillarbox.stores._tokens import new_token
+from pillarbox.stores.identity import new_identity
 from pillarbox.stores.sqlite import ROWS, SqliteStore
 
 Held = Mapping[int, Collection[str]]
@@ -91,6 +94,48 @@ class Broken:
                 assert found, f"the statement {name} has no {old!r} any more: mend the mutant"
             statements.texts[name] = text
             statements[name] = statements.make(text)
+
+
+class TicketsDeleteNothing(Broken):
+    async def settle_ticket(self, grant: Grant, ticket: bytes, *, keep_published: bool = True) -> Progress:
+        return await self.store.settle_ticket(grant, ticket)
+
+
+class TicketsHideWhatIsGone(Broken):
+    async def settle_ticket(self, grant: Grant, ticket: bytes, *, keep_published: bool = True) -> Progress:
+        return (await self.store.settle_ticket(grant, ticket, keep_published=keep_published))._replace(gone=())
+
+
+class TicketsAlwaysFit(Broken):
+    async def settle_ticket(self, grant: Grant, ticket: bytes, *, keep_published: bool = True) -> Progress:
+        try:
+            return await self.store.settle_ticket(grant, ticket, keep_published=keep_published)
+        except ProgressError:
+            return Progress(None)
+
+
+class SettlesWithoutATicket(Broken):
+    async def settle_ticket(self, grant: Grant, ticket: bytes, *, keep_published: bool = True) -> Progress:
+        found = await self.store.settle_ticket(grant, ticket, keep_published=keep_published)
+        return found if ticket else Progress(uuid7())
+
+
+class ForgetsTheBatch(Broken):
+    async def settle(self, settlements: Sequence[Settlement]) -> Held:
+        held = await self.store.settle(settlements)
+        if not any(each.ticket for each in settlements):
+            await self.probe.execute("UPDATE {lease} SET settled_batch = NULL")
+        return held
+
+
+class NewIdentityEachTime(Broken):
+    async def identity(self) -> str:
+        return new_identity()
+
+
+class TakesAnyIdentity(Broken):
+    async def set_identity(self, identity: str) -> None:
+        await self.store.set_identity("shop")
 
 
 @dataclass(frozen=True)
@@ -1180,6 +1225,39 @@ MUTANTS: Mapping[str, Mutant] = {
     "names lost shards": Mutant(["test_a_settle_of_several_shards_leaves_out_what_is_lost"], NamesLostShards),
     "settles all or nothing": Mutant(["test_a_settle_of_several_shards_leaves_out_what_is_lost"], SettlesAllOrNothing),
     "answers for no shard": Mutant(["test_a_call_for_no_shard_does_nothing"], ReadsSomething),
+    "settles a ticket without a batch": Mutant(
+        ["test_a_shard_without_progress_has_nothing_to_settle"], SettlesWithoutATicket
+    ),
+    "settles a ticket each time": bug(
+        "test_a_settled_batch_is_not_settled_again",
+        "test_a_deleted_batch_is_settled_too",
+        settled_batch=["settled_batch", "NULL"],
+    ),
+    "notes no batch": bug(
+        "test_a_batch_is_settled_by_the_next_owner",
+        "test_a_batch_is_noted_with_what_else_is_settled",
+        note_batch=["settled_batch = :batch", "settled_batch = settled_batch"],
+    ),
+    "deletes nothing of a ticket": Mutant(["test_where_nothing_is_kept_the_events_are_deleted"], TicketsDeleteNothing),
+    "settles a ticket of a lost shard": bug("test_a_stale_owner_settles_no_batch", settled_batch=[FENCE, ""]),
+    "notes a batch of a lost shard": bug("test_a_stale_owner_settles_no_batch", note_batch=[FENCE, ""]),
+    "settles only pending events of a ticket": bug(
+        "test_events_of_a_held_key_are_settled_too", publish=[", 'failed', 'held'", ""]
+    ),
+    "forgets the batch": Mutant(["test_a_settlement_without_a_batch_leaves_the_last_one"], ForgetsTheBatch),
+    "hides events that are gone": Mutant(["test_events_that_are_gone_are_named"], TicketsHideWhatIsGone),
+    "takes every ticket": Mutant(["test_what_does_not_fit_is_refused"], TicketsAlwaysFit),
+    "has one progress for all shards": bug(
+        "test_shards_and_streams_have_progress_of_their_own", note_batch=["WHERE .*", "WHERE 1 = 1"]
+    ),
+    "has a new identity each time": Mutant(["test_an_outbox_keeps_its_identity"], NewIdentityEachTime),
+    "keeps what was settled under the old identity": bug(
+        "test_a_new_identity_forgets_what_was_settled", forget_batches=["= NULL", "= settled_batch"]
+    ),
+    "changes the identity of owners": bug(
+        "test_a_new_identity_forgets_what_was_settled", busy=["owner IS NOT NULL", "1 = 0"]
+    ),
+    "takes any identity": Mutant(["test_a_name_that_kafka_would_not_take_is_refused"], TakesAnyIdentity),
     "settles for no shard": Mutant(["test_a_call_for_no_shard_does_nothing"], SettlesSomething),
 }
 

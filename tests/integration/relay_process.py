@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -58,13 +59,32 @@ def hang_in_settle(path: str) -> None:
     AsyncCollection.bulk_write = hang  # type: ignore[assignment,method-assign]
 
 
+class SignalAt(logging.Handler):
+    """Sends this process a signal when the publisher reaches a step of its protocol, as its log tells."""
+
+    def __init__(self, action: str, number: int) -> None:
+        super().__init__()
+        self._action, self._number = action, number
+        logger = logging.getLogger("pillarbox.publishers.kafka")
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "action", "") == self._action:
+            self._action = ""
+            os.kill(os.getpid(), self._number)
+
+
 def main() -> None:
     order = json.loads(sys.argv[1])
+    if "signal_at" in order:
+        SignalAt(*order["signal_at"])
     if "hang_in_settle" in order:
         hang_in_settle(order["hang_in_settle"])
     stream = Stream(
         order["stream"],
-        Ledger(order["ledger"], order.get("seconds_per_event", 0.0), refuses="hang_in_settle" in order),
+        order.get("to")
+        or Ledger(order["ledger"], order.get("seconds_per_event", 0.0), refuses="hang_in_settle" in order),
         mode=order.get("mode", "ordered"),
         concurrency=order.get("concurrency", 4),
         batch=order.get("batch", 2000),

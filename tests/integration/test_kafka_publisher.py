@@ -94,6 +94,27 @@ class Cluster:
             consumer.close()
         return records
 
+    def read_to_end(self, topic: str) -> list[Record]:
+        """All records that are committed. The last place of a partition may have none: the marker of a transaction."""
+        consumer = Consumer(
+            {**self._config, "group.id": "test", "enable.auto.commit": False, "enable.partition.eof": True}
+        )
+        records = []
+        try:
+            for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions:
+                consumer.assign([TopicPartition(topic, partition, 0)])
+                while True:
+                    message: Any = consumer.poll(10)
+                    assert message is not None, f"{topic} gives nothing"
+                    if message.error() is not None:
+                        assert message.error().code() == KafkaError._PARTITION_EOF
+                        break
+                    stamp, headers = message.timestamp()[1], dict(message.headers() or [])
+                    records.append(Record(partition, message.key(), message.value(), headers, stamp))
+        finally:
+            consumer.close()
+        return records
+
 
 class Signals(logging.Handler):
     """Lets a test await what the publisher logs."""

@@ -10,7 +10,7 @@ from confluent_kafka import admin as confluent_admin
 from pillarbox.batch import Batch
 from pillarbox.errors import Outage
 from pillarbox.event import Status
-from pillarbox.publisher import PUBLISHED, Outcome, Result
+from pillarbox.publisher import PUBLISHED, Outcome, Place, Result
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.store import Store
 from servers import Kafka
@@ -195,3 +195,40 @@ async def test_a_relay_with_a_wrong_password_loses_and_charges_nothing(
         await settled(store, {Status.PUBLISHED: 20})
     assert await attempts(store) == [1] * 20
     assert len(guarded.cluster.read(guarded.topic)) == 20
+
+
+async def test_the_rights_for_exactly_once_are_named(guarded: Guarded) -> None:
+    guarded.allow("WRITE")
+    publisher = KafkaPublisher(
+        servers=guarded.server.bootstrap_servers,
+        topic=guarded.topic,
+        properties=guarded.properties(guarded.files),
+        delivery="exactly-once",
+    )
+    place = Place("shop", "orders", 0, 4, 1)
+
+    def allow(kind: str, *operations: str) -> None:
+        for operation in operations:
+            rule = kafka_admin.AclBinding(
+                kafka_admin.ResourceType[kind],
+                "shop.",
+                kafka_admin.ResourcePatternType.PREFIXED,
+                "User:app",
+                "*",
+                kafka_admin.AclOperation[operation],
+                kafka_admin.AclPermissionType.ALLOW,
+            )
+            for answer in guarded._admin.create_acls([rule]).values():
+                answer.result()
+
+    await publisher.open()
+    try:
+        with pytest.raises(Outage, match=r"progress topic 'shop.orders.progress'.*kafka-topics --create --topic shop."):
+            await publisher.recover(place)
+        allow("TOPIC", "CREATE", "READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS")
+        with pytest.raises(Outage, match=r"does not allow this client transactions; run: .*--transactional-id shop\."):
+            await publisher.recover(place)
+        allow("TRANSACTIONAL_ID", "WRITE", "DESCRIBE")
+        assert await publisher.recover(place) == b""
+    finally:
+        await publisher.close()

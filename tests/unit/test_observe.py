@@ -17,7 +17,19 @@ from pillarbox.observe import Observer, Observers, observed_publisher, observed_
 from pillarbox.observe.wrappers import _CALLS
 from pillarbox.publisher import PUBLISHED, Needs, Outcome
 from pillarbox.publishers.memory import MemoryPublisher
-from pillarbox.store import Claim, ClaimResults, Failure, Grant, HoldMode, KeyRun, Page, Rescued, Settlement, Store
+from pillarbox.store import (
+    Claim,
+    ClaimResults,
+    Failure,
+    Grant,
+    HoldMode,
+    KeyRun,
+    Page,
+    Progress,
+    Rescued,
+    Settlement,
+    Store,
+)
 from pillarbox.stores.memory import MemoryStore
 
 HOOKS = [name for name in vars(Observer) if not name.startswith("_")]
@@ -51,6 +63,7 @@ CALLS = [
     Reported(
         "read_due", (KEPT, 100, 4000), KeyRun("a", HoldMode.RETRYING, [ONE]), "read", ([KEPT],), ([Part(0, 7, [ONE])],)
     ),
+    Reported("settle_ticket", (KEPT, b"ticket"), Progress(None, 2), "recover", (KEPT, b"ticket"), (Progress(None, 2),)),
     Reported("settle", (SETTLEMENTS,), {0: {"a"}}, "settle", (SETTLEMENTS,), (SETTLEMENTS[1:],)),
     Reported("claim", ("jobs", 3, "ann", 4, 15.0), CLAIMS, "claim", ("jobs",), (CLAIMS,)),
     Reported("renew_claims", (CLAIMS, 15.0), {ONE.id}, "renew_claims", (CLAIMS,), (CLAIMS[1:],)),
@@ -84,7 +97,7 @@ for _hook in HOOKS:
 
 
 def answering(verb: str, answer: Any) -> Store:
-    async def call(*_: Any) -> Any:
+    async def call(*_: Any, **__: Any) -> Any:
         await asyncio.sleep(0)
         if isinstance(answer, BaseException):
             raise answer

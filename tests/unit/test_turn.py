@@ -54,7 +54,7 @@ class Shards:
         parts = []
         for grant in grants:
             if events := self.events.get(grant.shard, ())[:limit]:
-                parts.append(Part(grant.shard, grant.token, events, b"ticket %d" % grant.shard))
+                parts.append(Part(grant.shard, grant.token, events))
                 limit -= len(events)
         return parts
 
@@ -132,16 +132,15 @@ async def test_a_turn_on_several_shards_reads_publishes_and_settles_once() -> No
     assert [(each.grant.shard, list(each.published)) for each in settlements] == [(1, one), (2, two)]
 
 
-async def test_each_part_keeps_its_token_and_the_ticket_of_the_store() -> None:
+async def test_each_part_keeps_its_token() -> None:
     held, free = make_event(key="held"), make_event(key="free")
     turn = Turn(shard_1=[make_event()], shard_2=[held, free])
     turn.store.held = {2: {"held"}}
     await turn(shard(1), shard(2))
     (batch,) = turn.to.batches
-    assert [(part.shard, part.token, part.ticket) for part in batch.parts] == [(1, 8, b"ticket 1"), (2, 9, b"ticket 2")]
+    assert [(part.shard, part.token, part.ticket) for part in batch.parts] == [(1, 8, b""), (2, 9, b"")]
     assert list(batch.parts[1].events) == [free], "an event of a held key is not published"
     assert list(turn.store.settled[0][1].held) == [held]
-    assert [each.ticket for each in turn.store.settled[0]] == [b"ticket 1", b"ticket 2"]
 
 
 async def test_the_outcomes_of_a_call_belong_to_their_shards() -> None:

@@ -18,6 +18,7 @@ from pillarbox.cli import (
     demo,
     doctor,
     events,
+    identity,
     logs,
     maintenance,
     output,
@@ -56,6 +57,7 @@ def build(prog: str = "pillarbox") -> Parser:
     status.add(group)
     consumers.add(group)
     doctor.add(group)
+    identity.add(group)
     events.add(group)
     dead.add(group)
     maintenance.add(group)

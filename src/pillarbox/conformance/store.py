@@ -16,6 +16,7 @@ from pillarbox.conformance.store_queue import ClaimTests, RescueTests
 from pillarbox.conformance.store_reentry import JointTests, ReentryTests
 from pillarbox.conformance.store_replay import ReplayTests
 from pillarbox.conformance.store_setup import LEASE, MAX_BYTES, PAST, SHARDS, STREAM, Connect, read, settle
+from pillarbox.conformance.store_tickets import OutboxIdentityTests, TicketTests
 from pillarbox.conformance.store_turns import ReadTests, SettleTests
 from pillarbox.conformance.store_unreadable import UnreadableTests
 from pillarbox.conformance.store_writing import SchemaTests, WritingTests
@@ -49,6 +50,8 @@ class StoreContract(
     JointTests,
     UnreadableTests,
     ConsumerTests,
+    TicketTests,
+    OutboxIdentityTests,
 ):
     """Subclass it in a test module and give it the fixture ``connect`` and the methods ``set_schema_version`` and
     ``damage``.

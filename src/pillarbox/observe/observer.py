@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from pillarbox.batch import Batch, Part
 from pillarbox.event import Event, Status
 from pillarbox.publisher import Outcome
-from pillarbox.store import Claim, ClaimResults, Grant, Rescued, Settlement, StreamGauges
+from pillarbox.store import Claim, ClaimResults, Grant, Progress, Rescued, Settlement, StreamGauges
 from pillarbox.store.consumers import ConsumerReport
 
 
@@ -40,6 +40,12 @@ class Observer:
 
     def after_read(self, grants: Sequence[Grant], parts: Sequence[Part], seconds: float) -> None:
         """A shard without events has no part."""
+
+    def before_recover(self, grant: Grant, ticket: bytes) -> None:
+        """Exactly once: the store is asked whether the last ticket of a shard is settled."""
+
+    def after_recover(self, grant: Grant, ticket: bytes, progress: Progress, seconds: float) -> None:
+        """``progress.settled``: how many events were published before and are settled now."""
 
     def before_settle(self, settlements: Sequence[Settlement]) -> None: ...
 

@@ -8,13 +8,14 @@ from pillarbox.batch import Batch, Part
 from pillarbox.event import Status
 from pillarbox.observe.observers import Observers
 from pillarbox.publisher import Needs, Outcome, Publisher
-from pillarbox.store import Claim, ClaimResults, Grant, KeyRun, Page, Rescued, Settlement, Store
+from pillarbox.store import Claim, ClaimResults, Grant, KeyRun, Page, Progress, Rescued, Settlement, Store
 
 # The verbs of a store that are reported, each with its name in the hooks.
 _CALLS: Final = {
     **{verb: verb for verb in ("take", "renew", "give", "read", "settle")},
     **{verb: verb for verb in ("claim", "renew_claims", "settle_claims", "rescue")},
     "read_due": "read",
+    "settle_ticket": "recover",
     "prune_published": "prune",
     "prune_dead": "prune",
 }
@@ -84,6 +85,10 @@ class _ObservedStore:
             return ([Part(grant.shard, grant.token, run.events)] if run is not None and run.events else [],)
 
         return await self._report("read", ([grant],), self._store.read_due(grant, limit, max_bytes), parts)
+
+    async def settle_ticket(self, grant: Grant, ticket: bytes, *, keep_published: bool = True) -> Progress:
+        call = self._store.settle_ticket(grant, ticket, keep_published=keep_published)
+        return await self._report("recover", (grant, ticket), call)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Mapping[int, Collection[str]]:
         def lost(held: Mapping[int, Collection[str]]) -> tuple[list[Settlement]]:

@@ -8,10 +8,10 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from pillarbox.batch import Batch
-from pillarbox.errors import ConfigError
+from pillarbox.errors import ConfigError, Outage
 from pillarbox.event import Mode
 from pillarbox.observe import Observers
-from pillarbox.publisher import PUBLISHED, Needs, Outcome, Publisher, Result, outage
+from pillarbox.publisher import PUBLISHED, Needs, Outcome, Place, Publisher, Result, outage
 from pillarbox.relay.breaker import Breaker
 from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.stream import OnDead, Stream
@@ -34,7 +34,12 @@ def publisher_of(stream: Stream) -> Publisher:
     strict = stream.on_dead is not OnDead.SKIP
     concurrency = stream.concurrency if stream.mode is Mode.QUEUE else max(stream.concurrency, stream.slots or 0)
     needs = Needs(stream.name, concurrency, strict)
-    return prepared_publisher(stream.to, needs, stream_named(stream.name), stream.on_dead)
+    publisher = prepared_publisher(stream.to, needs, stream_named(stream.name), stream.on_dead)
+    if publisher.features.exactly_once and stream.mode is Mode.QUEUE:
+        raise ConfigError(
+            f"stream '{stream.name}': exactly once needs mode='ordered'; queue streams deliver at least once"
+        )
+    return publisher
 
 
 def prepared_publisher(to: Publisher | str, needs: Needs, subject: Subject, on_dead: str) -> Publisher:
@@ -100,6 +105,14 @@ class Destination:
         elif any(outcome.result is not Result.UNTRIED for outcome in outcomes):
             self.breaker.succeeded()
         return outcomes
+
+    async def recover(self, place: Place) -> bytes | None:
+        """The last ticket that the destination has of a shard. None: it is down."""
+        try:
+            return await self._publisher.recover(place)
+        except Outage as error:
+            self.breaker.failed(time.monotonic(), str(error))
+            return None
 
     def _without_blame(self, batch: Batch, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """The outcomes of a call. Ambiguous refusals charge nothing if the destination is to blame for them."""

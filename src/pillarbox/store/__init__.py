@@ -28,6 +28,7 @@ from pillarbox.store.records import (
     HoldMode,
     KeyRun,
     Page,
+    Progress,
     Ref,
     Rescued,
     Settlement,
@@ -37,6 +38,7 @@ from pillarbox.store.retention import Retention
 from pillarbox.store.schema import Schema
 from pillarbox.store.serving import Serving
 from pillarbox.store.store import Store
+from pillarbox.store.ticket import batch_of, new_ticket
 from pillarbox.store.writing import Writing
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "Operator",
     "Ordered",
     "Page",
+    "Progress",
     "Queue",
     "Ref",
     "Replay",
@@ -80,4 +83,6 @@ __all__ = [
     "Work",
     "WorkerStatus",
     "Writing",
+    "batch_of",
+    "new_ticket",
 ]

@@ -5,7 +5,7 @@ from typing import Protocol
 from uuid import UUID
 
 from pillarbox.batch import Part
-from pillarbox.store.records import Grant, KeyRun, Settlement
+from pillarbox.store.records import Grant, KeyRun, Progress, Settlement
 from pillarbox.store.serving import Serving
 
 
@@ -45,9 +45,22 @@ class Turns(Protocol):
         """Write the results of a turn. Returns for each shard which keys of its settlement are held now. A shard that
         is missing from the result is lost: nothing of it was changed.
 
+        A settlement with a ticket also notes its batch: ``settle_ticket`` then finds it settled.
+
         A settlement is one transaction, and an owner that has lost its shard changes nothing. One exception: where all
-        events of a settlement were pending and are published, a store may mark them one by one, and an owner that is
-        losing its shard at this moment may still do so. It must change only events that are still pending."""
+        events of a settlement without a ticket were pending and are published, a store may mark them one by one, and an
+        owner that is losing its shard at this moment may still do so. It must change only events that are still
+        pending."""
+        ...
+
+    async def settle_ticket(self, grant: Grant, ticket: bytes, *, keep_published: bool = True) -> Progress:
+        """Answer whether the batch of this ticket is settled, and settle it if not: its events that are pending, failed
+        or held become published, and the batch is noted, in one transaction. Raises LeaseLost; and ProgressError if the
+        ticket does not follow the last settled batch.
+
+        ticket: the last one that the destination has of this shard; empty: it has none. ``pillarbox.store.ticket``
+        makes tickets and reads them. Nothing else of the shard was settled since that ticket was published. A store
+        without transactions need not have it."""
         ...
 
     async def note_suspect(self, grant: Grant, event_id: UUID | None, alone: int = 0) -> None:

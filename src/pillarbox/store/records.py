@@ -105,16 +105,28 @@ class Settlement:
     hold_keys: Mapping[str, Hold] = field(default_factory=dict)
     release_keys: Collection[str] = ()  # keys to release if nothing of them is failed or held
     keep_published: bool = True  # False: delete instead of marking
-    ticket: bytes = b""  # of the part that was read
+    ticket: bytes = b""  # of the batch that was published; it is noted as settled in the same transaction
 
     @property
     def only_published(self) -> bool:
         """Whether it says nothing but that events are published."""
-        more = self.failed or self.dead or self.held or self.hold_keys or self.release_keys
+        more = self.failed or self.dead or self.held or self.hold_keys or self.release_keys or self.ticket
         return bool(self.published) and not more
 
     def __bool__(self) -> bool:
         return bool(self.published or self.failed or self.dead or self.held or self.hold_keys or self.release_keys)
+
+
+class Progress(NamedTuple):
+    """How far a shard is settled.
+
+    batch: the one that it settled last; None: none. settled: events that were published before and are settled now.
+    gone: events of the ticket that are in the outbox no more.
+    """
+
+    batch: UUID | None
+    settled: int = 0
+    gone: Sequence[UUID] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +147,6 @@ class KeyRun(NamedTuple):
     mode: HoldMode
     events: Sequence[Event]
     dead_head: UUID | None = None
-    ticket: bytes = b""  # the store's own note, as in a part
     unreadable: str = ""  # why its one event cannot be read, as in a part
 
 

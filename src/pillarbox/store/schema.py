@@ -30,6 +30,15 @@ class Schema(Protocol):
         """The prefixes of all outboxes in the same schema or database."""
         ...
 
+    async def identity(self) -> str:
+        """The name of this outbox for destinations that keep its progress. Made at the first call, and kept."""
+        ...
+
+    async def set_identity(self, identity: str) -> None:
+        """Give the outbox another identity, and forget what was settled under the old one. Raises StoreError while a
+        worker owns a shard."""
+        ...
+
     async def server_version(self) -> str:
         """The version of the database server, in its own words."""
         ...

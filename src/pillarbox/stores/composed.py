@@ -62,6 +62,7 @@ class ComposedStore:
         self.poll, self.reenter_due, self.doze = serving.poll, serving.reenter_due, serving.doze
         self.take, self.renew, self.give = turns.take, turns.renew, turns.give
         self.read, self.read_due, self.settle = turns.read, turns.read_due, turns.settle
+        self.settle_ticket = turns.settle_ticket
         self.held_keys, self.note_suspect, self.set_crashes = turns.held_keys, turns.note_suspect, turns.set_crashes
         self.claim, self.renew_claims = claims.claim, claims.renew_claims
         self.settle_claims, self.rescue = claims.settle_claims, claims.rescue
@@ -82,6 +83,7 @@ class ComposedStore:
         self.dead_letters, self.audit = insights.dead_letters, insights.audit
         self.transaction, self.add = writing.transaction, writing.add
         self.migrate, self.script, self.remove = schema.migrate, schema.script, schema.remove
+        self.identity, self.set_identity = schema.identity, schema.set_identity
         self.prefixes, self.server_version = schema.prefixes, schema.server_version
         self.outbox = outbox
         self._database, self._schema = database, schema

@@ -13,17 +13,21 @@ from pillarbox.errors import ConfigError, MissingExtra, Outage
 from pillarbox.event import Event
 from pillarbox.finding import Finding
 from pillarbox.kafka.settings import QUIET, check_topic, servers_of
-from pillarbox.publisher import UNTRIED, Needs, Outcome, Publisher, PublisherFeatures, outage
+from pillarbox.publisher import UNTRIED, Needs, Outcome, Place, Publisher, PublisherFeatures, outage
 from pillarbox.publishers._link import Link
 from pillarbox.publishers._senders import Senders
-from pillarbox.publishers.kafka.settings import OPTIONS, check_properties, parse_url
+from pillarbox.publishers.kafka.settings import OPTIONS, Delivery, check_delivery, check_properties, parse_url
 from pillarbox.tasks import PerLoop
 
 try:
     from pillarbox.publishers.kafka.client import Client
+    from pillarbox.publishers.kafka.coordinator import examine_transactions
     from pillarbox.publishers.kafka.examined import examine_topic
+    from pillarbox.publishers.kafka.progress import ProgressTopics
     from pillarbox.publishers.kafka.sender import Sender
+    from pillarbox.publishers.kafka.shards import ShardProducers
     from pillarbox.publishers.kafka.topics import Topics, UnreachableError
+    from pillarbox.publishers.kafka.transactions import ShardProducer
 except ModuleNotFoundError as error:
     if error.name is None or not error.name.startswith("confluent_kafka"):
         raise
@@ -41,6 +45,11 @@ _PROMISES: Final = {
     "linger.ms": 50,
     "topic.metadata.propagation.max.ms": 10_000,
 }
+# A record that is late ends its transaction, and the client wants its limits to agree.
+_IN_TRANSACTIONS: Final = {
+    **{name: value for name, value in _PROMISES.items() if name != "message.timeout.ms"},
+    "transaction.timeout.ms": 15_000,
+}
 # The setting for events that all have a topic of their own.
 _OWN_TOPICS: Final = "*"
 # A cluster confirms so many as fast as a few, so a stop need not wait long for them.
@@ -54,6 +63,7 @@ _PRODUCER_ONLY: Final = (
     "partitioner",
     "sticky.",
     "max.in.flight",
+    "transaction.",
 )
 
 
@@ -71,6 +81,8 @@ class KafkaPublisher(Publisher):
     Without it, too, nothing follows a refused event of its key, as long as the brokers check sequence numbers.
     stuck: how long a partition may be silent while others confirm; then its keys wait, uncharged.
     connect_timeout: how long ``open`` waits for a broker.
+    delivery: ``exactly-once`` publishes in transactions, with the progress of each shard; consumers then read with
+    ``isolation.level=read_committed``. It needs an ordered stream, and a store with transactions.
     """
 
     options = frozenset({*OPTIONS, "properties"})
@@ -88,6 +100,7 @@ class KafkaPublisher(Publisher):
         strict_keys: bool = False,
         stuck: Duration = "30s",
         connect_timeout: Duration = "5s",
+        delivery: Delivery = "at-least-once",
     ) -> None:
         self._servers = servers_of(servers)
         if not topic:
@@ -100,6 +113,8 @@ class KafkaPublisher(Publisher):
         if producers < 1:
             raise ConfigError(f"producers={producers} leaves nothing to publish with; use 1 or more")
         check_properties(properties or {})
+        check_delivery(delivery)
+        self._exactly_once = delivery == "exactly-once"
         if isinstance(envelope, str):
             envelope = envelope_named(envelope, headers=headers, source=source)
         elif headers is not None:
@@ -112,7 +127,8 @@ class KafkaPublisher(Publisher):
         self._stuck_seconds = seconds_of("stuck", stuck, "100ms")
         self._connect_seconds = seconds_of("connect_timeout", connect_timeout, "1ms", "1h")
         base = {"bootstrap.servers": self._servers}
-        self._producer_config = {**QUIET, **_PROMISES, **given, **base}
+        promises = _IN_TRANSACTIONS if self._exactly_once else _PROMISES
+        self._producer_config = {**QUIET, **promises, **given, **base}
         self._admin_config = {
             **QUIET,
             **{name: value for name, value in given.items() if not name.startswith(_PRODUCER_ONLY)},
@@ -121,7 +137,7 @@ class KafkaPublisher(Publisher):
         self._start_closed()
 
     def _start_closed(self) -> None:
-        self._senders: Senders | None = None
+        self._senders: Senders | ShardProducers | None = None
         self._topics: Topics | None = None
         self._was_open = False
         self._changing = PerLoop(asyncio.Lock)
@@ -146,29 +162,53 @@ class KafkaPublisher(Publisher):
     def features(self) -> PublisherFeatures:
         # Also without one record per key: brokers refuse records after a gap in the sequence numbers, and the
         # gapless guarantee ends the producer there.
-        return PublisherFeatures(calls=self._producers, first_batch=_FIRST_BATCH, joint=True)
+        return PublisherFeatures(
+            calls=self._producers,
+            first_batch=_FIRST_BATCH,
+            joint=not self._exactly_once,
+            exactly_once=self._exactly_once,
+        )
 
     @property
     def description(self) -> str:
-        return f"kafka {self._servers}"
+        return f"kafka {self._servers}" + (" exactly once" if self._exactly_once else "")
 
     async def open(self) -> None:
         """Connect. A missing default topic does not raise: publishing reports it as an outage."""
         async with self._changing():
             if self._senders is not None:
                 return
-            senders, self._topics = await asyncio.to_thread(self._connect)
-            self._senders = Senders(senders, "kafka")
-            self._was_open = True
+            topics, there = await asyncio.to_thread(self._connect)
+            try:
+                if self._exactly_once:
+                    self._senders = self._shard_producers(topics)
+                else:
+                    self._senders = Senders(await asyncio.to_thread(self._make_senders, topics, there), "kafka")
+            except BaseException:
+                topics.close()
+                raise
+            self._topics, self._was_open = topics, True
+
+    async def recover(self, place: Place) -> bytes:
+        if not isinstance(self._senders, ShardProducers):
+            raise Outage(f"{self.description} is not open; call open() first")
+        return await self._senders.recover(place)
+
+    def leave(self, place: Place) -> None:
+        if isinstance(self._senders, ShardProducers):
+            self._senders.leave(place)
 
     async def examine(self) -> Sequence[Finding]:
         """The default topic: whether it exists, its limits, its replicas."""
         if self._topics is None:
             raise Outage(f"{self.description} is not open; call open() first")
-        if not self._topic:
-            return []
+        found: list[Finding] = []
         try:
-            return await asyncio.to_thread(examine_topic, self._topics, self._topic)
+            if self._topic:
+                found += await asyncio.to_thread(examine_topic, self._topics, self._topic)
+            if self._exactly_once:
+                found.append(await asyncio.to_thread(examine_transactions, self._topics.admin))
+            return found
         except UnreachableError as error:
             raise Outage(f"{self.description} cannot be reached: {error}") from error
 
@@ -191,18 +231,25 @@ class KafkaPublisher(Publisher):
                 self._topics.close()
                 self._topics = None
 
-    def _connect(self) -> tuple[list[Sender], Topics]:
+    def _connect(self) -> tuple[Topics, bool]:
+        """The topics, and whether the default one is there."""
         # Only to find wrong properties, also while no broker answers.
         Client(self._producer_config, (0, 0))
         topics = Topics(self._admin_config, self.description)
-        there = False
         try:
             topics.connect(self._connect_seconds)
-            if self._topic:
-                # Before the producers are made: their batch size depends on the topic's limit.
-                there = topics.get([self._topic])[self._topic].problem is None
+            # Before the producers are made: their batch size depends on the topic's limit.
+            default = topics.get([self._topic])[self._topic] if self._topic else None
         except UnreachableError as error:
             raise Outage(f"{self.description} cannot be reached: {error}; the relay tries again") from error
+        if self._exactly_once and default is not None and default.compacted:
+            raise ConfigError(
+                f"topic {self._topic!r} is compacted and forgets events; delivery=exactly-once needs a topic with "
+                "cleanup.policy=delete"
+            )
+        return topics, default is not None and default.problem is None
+
+    def _make_senders(self, topics: Topics, there: bool) -> list[Sender]:
         link = Link(self.description, logger)
         senders = [
             Sender(
@@ -219,4 +266,21 @@ class KafkaPublisher(Publisher):
         if there:
             for sender in senders:
                 sender.connect()
-        return senders, topics
+        return senders
+
+    def _shard_producers(self, topics: Topics) -> ShardProducers:
+        link = Link(self.description, logger)
+        progress = ProgressTopics(self._admin_config, topics, self.description, self._topic)
+
+        def make(place: Place) -> ShardProducer:
+            return ShardProducer(
+                place,
+                config=self._producer_config,
+                topics=topics,
+                link=link,
+                progress=progress,
+                message_of=self._message_of,
+                default_topic=self._topic,
+            )
+
+        return ShardProducers(make, self._producers)

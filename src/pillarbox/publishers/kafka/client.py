@@ -2,17 +2,20 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from pillarbox.kafka.errors import config_error
 
+_EXPECTED: Final = ("FATAL", "CONFWARN", "TXNERR")
+
 
 class _Expected(logging.Filter):
-    # The gapless guarantee reports a refused batch as a fatal error. The sender handles and reports it.
+    # The gapless guarantee reports a refused batch as a fatal error, and a fenced transaction is one. The senders
+    # handle and report them.
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (isinstance(record.args, tuple) and record.args and record.args[0] in ("FATAL", "CONFWARN"))
+        return not (isinstance(record.args, tuple) and record.args and record.args[0] in _EXPECTED)
 
 
 _client_logger = logging.getLogger("pillarbox.publishers.kafka.client")

@@ -26,7 +26,7 @@ REFUSED_WITH_ITS_BATCH: Final = frozenset(
         KafkaError._INVALID_DIFFERENT_RECORD,  # another event of its batch is to blame
     }
 )
-_TOPIC_ERRORS: Final = frozenset(
+TOPIC_ERRORS: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC,
@@ -68,7 +68,7 @@ class Outcomes:
             )
         if code in REFUSED_WITH_ITS_BATCH:
             return rejected(f"{self._destination} refused the event for topic {topic!r}: {error.str()}")
-        if code in _TOPIC_ERRORS:
+        if code in TOPIC_ERRORS:
             return self.topic(topic_problem(topic, self._destination, error), own=bool(event.topic))
         if code in ACCESS_ERRORS:
             return self.no_access(error.str())

@@ -12,10 +12,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from pillarbox.envelopes import Message
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Result
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome
 from pillarbox.publishers._link import Link
 from pillarbox.publishers._waves import Runs
-from pillarbox.publishers.kafka.call import Call, Target
+from pillarbox.publishers.kafka.call import Call
 from pillarbox.publishers.kafka.client import Client
 from pillarbox.publishers.kafka.outcomes import (
     ACCESS_ERRORS,
@@ -23,16 +23,13 @@ from pillarbox.publishers.kafka.outcomes import (
     REFUSED_WITH_ITS_BATCH,
     Outcomes,
 )
-from pillarbox.publishers.kafka.topics import ASK_SECONDS, Topic, Topics, UnreachableError
+from pillarbox.publishers.kafka.targets import QUIET_SECONDS, TICK_SECONDS, Targets, sized
+from pillarbox.publishers.kafka.topics import ASK_SECONDS, Topics
 
 logger = logging.getLogger("pillarbox.publishers.kafka")
 
-TICK_SECONDS: Final = 0.1
-QUIET_SECONDS: Final = 5.0
 # Most messages in flight at a close are confirmed within this time, and then need no copy.
 GRACE_SECONDS: Final = 1.0
-# A payload this much below the limit fits with its headers; if not, the broker says so.
-HEADROOM_BYTES: Final = 16_384
 MAX_REPLACEMENTS: Final = 3
 
 
@@ -67,7 +64,7 @@ class Sender:
         self._default_topic = default_topic
         self._strict_keys = strict_keys
         self._stuck_seconds = stuck_seconds
-        self._compresses = any(name in config for name in ("compression.type", "compression.codec"))
+        self._targets = Targets(topics, link, self._outcomes, default_topic, config)
         self.stop = threading.Event()
         self._client: Client | None = None
         self._lone_client: Client | None = None
@@ -84,7 +81,7 @@ class Sender:
     def deliver(self, events: Sequence[Event]) -> list[Outcome]:
         """One outcome per event. Returns when all are known, or soon after ``stop`` is set."""
         try:
-            targets = self._targets(events)
+            targets = self._targets.of(events, self.stop)
             return self._deliver(Call(events, targets)) if targets else [UNTRIED] * len(events)
         except BaseException:
             self.close()
@@ -123,43 +120,9 @@ class Sender:
         return self._client
 
     def _new_client(self, *, gapless: bool) -> Client:
-        smallest, largest = sizes = self._topics.sizes
-        config = {**self._config, "enable.gapless.guarantee": gapless}
-        # A whole batch is refused when it is too large, though each of its records would fit.
-        batch = max(smallest - 512, smallest // 2)
-        config["batch.size"] = min(int(config.get("batch.size", batch)), batch)
-        message = 100_000_000 if self._compresses else max(largest + 1024, 1000)
-        config["message.max.bytes"] = min(int(config.get("message.max.bytes", message)), message)
+        sizes = self._topics.sizes
+        config = sized({**self._config, "enable.gapless.guarantee": gapless}, sizes)
         return Client(config, sizes)
-
-    def _targets(self, events: Sequence[Event]) -> dict[str, Target]:
-        """The targets by the events' ``topic``; empty when stopped before the cluster answered."""
-        names = {event.topic for event in events}
-        silent_since = time.monotonic()
-        while not self.stop.is_set():
-            try:
-                topics = self._topics.get({name or self._default_topic for name in names} - {""})
-            except UnreachableError as error:
-                if (seconds := time.monotonic() - silent_since) >= QUIET_SECONDS:
-                    self._link.silent(seconds, str(error))
-                self.stop.wait(TICK_SECONDS)
-                continue
-            return {name: self._target(name, topics) for name in names}
-        return {}
-
-    def _target(self, name: str, topics: Mapping[str, Topic]) -> Target:
-        topic = topics.get(name or self._default_topic)
-        if topic is None:
-            waiting = self._outcomes.no_topic()
-            self._link.waits("", waiting.error or "")
-            return Target("", waiting, False, 0, 0)
-        refusal = None if topic.problem is None else self._outcomes.topic(topic.problem, own=bool(name))
-        if refusal is not None and refusal.result is Result.RETRY:
-            self._link.waits(name, refusal.error or "")
-        # An event that looks too large may fit when compressed: the broker decides.
-        limit = 1 << 40 if self._compresses else topic.max_bytes
-        roomy = max(limit - HEADROOM_BYTES, limit // 2)
-        return Target(topic.name, refusal, topic.compacted, limit, roomy)
 
     def _produce(self, call: Call, client: Client, todo: Sequence[int]) -> tuple[list[int], list[int]]:
         """Queue the events that may go now. Returns the indexes of those, and of those for the next wave."""

@@ -1,14 +1,19 @@
 """Settings of the Kafka publisher: options of its URL, and client properties that would break a promise."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pillarbox.errors import ConfigError
 from pillarbox.imports import load_object
 from pillarbox.kafka import settings as kafka_settings
 from pillarbox.kafka.settings import Guarded, guarded_by_all, never, only
 
-OPTIONS: Final = ("topic", "envelope", "headers", "source", "producers", "strict_keys", "stuck", "connect_timeout")
+OPTIONS: Final = (
+    *("topic", "envelope", "headers", "source", "producers", "strict_keys", "stuck", "connect_timeout"),
+    "delivery",
+)
+Delivery = Literal["at-least-once", "exactly-once"]
+_DELIVERIES: Final = ("at-least-once", "exactly-once")
 
 _STABLE_PARTITIONERS: Final = (
     "murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a"
@@ -36,7 +41,10 @@ _GUARDED: Final[Guarded] = {
     "max.in.flight": (only(*"12345"), _FEW),
     "max.in.flight.requests.per.connection": (only(*"12345"), _FEW),
     "delivery.report.only.error": (only("false"), _OWN),
-    "transactional.id": (never, "leave it out: this publisher does not use transactions"),
+    "transactional.id": (
+        never,
+        "leave it out: delivery=exactly-once makes one for each shard, from the identity of the outbox",
+    ),
     "partitioner": (
         only(*_STABLE_PARTITIONERS),
         f"choose one that keeps a key on its partition: {', '.join(_STABLE_PARTITIONERS)}",
@@ -49,6 +57,12 @@ _GUARDED: Final[Guarded] = {
 def check_properties(properties: Mapping[str, Any]) -> None:
     """Raises ConfigError for a property that would break a promise."""
     kafka_settings.check_properties(properties, _GUARDED)
+
+
+def check_delivery(delivery: str) -> None:
+    """Raises ConfigError for a way of delivery that there is not."""
+    if delivery not in _DELIVERIES:
+        raise ConfigError(f"delivery={delivery!r} is unknown; use one of: {', '.join(_DELIVERIES)}")
 
 
 def parse_url(url: str) -> dict[str, Any]:

@@ -5,9 +5,11 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from pillarbox.errors import LeaseLost, StoreDown
 from pillarbox.event import Status
+from pillarbox.publisher import Place
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.crash import CrashRule
 from pillarbox.relay.pace import BatchSize
@@ -36,6 +38,11 @@ class Shard:
     lost: bool = False  # a turn found out that another worker owns it
     full: bool = False  # its last turn read as much as it may: the next one, which follows at once, is its own
     check_due_at: float = 0.0  # when to ask again for a held key that is due
+    # Where the destination keeps the progress: the shard as it knows it, the last batch that is settled, and whether
+    # nothing was published since then.
+    place: Place | None = None
+    settled_batch: UUID | None = None
+    recovered: bool = False
 
     @property
     def limit(self) -> int:
@@ -60,6 +67,7 @@ class Ownership:
         self._store = job.store
         self._stream = job.stream
         self._worker = job.worker
+        self._publisher = job.publisher
         # One for all shards: they share the destination.
         self._batch = BatchSize(job.stream.batch, job.publisher.features.first_batch)
         self._log = job.logger or log
@@ -160,6 +168,7 @@ class Ownership:
         """Forget a shard that another worker owns now."""
         if self.owns(shard):
             del self.shards[shard.grant.shard]
+            self._release(shard)
             self._log.warning(
                 "stream '%s': lost shard %d to another worker",
                 self._stream.name,
@@ -171,6 +180,11 @@ class Ownership:
         grants = []
         for shard in shards:
             self.shards.pop(shard.grant.shard, None)
+            self._release(shard)
             grants.append(shard.grant)
         if grants:
             await self._store.give(grants)
+
+    def _release(self, shard: Shard) -> None:
+        if shard.place is not None:
+            self._publisher.leave(shard.place)

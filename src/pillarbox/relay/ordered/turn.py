@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from pillarbox.batch import Batch, Part
 from pillarbox.errors import LeaseLost, StoreDown, StoreError
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, rejected
+from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Result, rejected
 from pillarbox.relay.assignment import Assignment
 from pillarbox.relay.crash import Calm
 from pillarbox.relay.destination import Destination
 from pillarbox.relay.ordered.ownership import Shard
+from pillarbox.relay.ordered.recovery import Recovery
 from pillarbox.relay.plan import plan_key_run, plan_turn, split
 from pillarbox.relay.refusal import Refusal
 from pillarbox.relay.stream import OnDead
-from pillarbox.store import HoldMode, Ordered, Settlement
+from pillarbox.store import HoldMode, Ordered, Settlement, batch_of, new_ticket
 
 _DUE_SECONDS = 0.1
 # From this size on a call works more than it waits. Half of the slots then keep a destination busy, while the other
@@ -66,17 +67,25 @@ class TurnRunner:
         self._rules = job.rules
         self._report = job.report
         self._destination = destination
+        self._recovery = Recovery(job, destination)
         self._calls = asyncio.Semaphore(destination.features.calls)
-        self._large_calls = asyncio.Semaphore(max(1, destination.features.calls // 2))
+        # A transaction waits for its commit more than it works, whatever its size.
+        large = destination.features.calls if self._recovery.needed else max(1, destination.features.calls // 2)
+        self._large_calls = asyncio.Semaphore(large)
 
     async def run(self, turn: Turn) -> None:
         """Run one turn. Marks the shards that are lost, and those that are full."""
         shards = turn.shards
         begun = time.monotonic()
         limit = 1 if self._destination.breaker.probing else min(shard.limit for shard in shards)
-        more = {shard for shard in shards if shard.may_be_due(begun) and await self._check_due(shard, limit)}
+        ready = [shard for shard in shards if await self._recovery.ready(shard)]
+        more = {shard for shard in ready if shard.may_be_due(begun) and await self._check_due(shard, limit)}
+        # Again: what was due may have failed, and left the progress in doubt.
+        ready = [shard for shard in ready if not shard.lost and await self._recovery.ready(shard)]
+        if not ready:
+            return
         reading = time.monotonic()
-        turns = await self._read([shard for shard in shards if not shard.lost], limit)
+        turns = await self._read(ready, limit)
         turn.read_seconds = time.monotonic() - reading
         turn.events = sum(len(each.part.events) + len(each.held) for each in turns)
         if turns:
@@ -91,7 +100,7 @@ class TurnRunner:
         is_full = turn.events >= limit or self._was_cut(turns)
         for shard in shards:
             shard.full = is_full
-        more.update(each.shard for each in turns if each.part.unreadable)
+        more.update(each.shard for each in turns if each.part.unreadable or self._was_refused(each))
         # Untried: the worker stops, or its lease is in doubt. Wait for the next poll.
         turn.more = [s for s in shards if (is_full or s in more) and not (s.lost or s in untried)]
 
@@ -114,7 +123,13 @@ class TurnRunner:
         if turn.part.unreadable and turn.part.events[0].key in turn.shard.held_keys:
             rules = replace(rules, on_dead=OnDead.SKIP)  # its key waits for an earlier event already
         settlement = plan_turn(turn.shard.grant, turn.part.events, turn.outcomes, turn.held, rules)
-        return replace(settlement, ticket=turn.part.ticket) if turn.part.ticket else settlement
+        return _with_ticket(settlement, turn)
+
+    def _was_refused(self, turn: _ShardTurn) -> bool:
+        """Whether one event of a part kept the others from being published. It is settled, and they can go."""
+        return self._recovery.needed and any(
+            outcome is not PUBLISHED and outcome.result is not Result.UNTRIED for outcome in turn.outcomes
+        )
 
     def _was_cut(self, turns: Sequence[_ShardTurn]) -> bool:
         """Whether the limit in bytes may have ended the read."""
@@ -141,14 +156,11 @@ class TurnRunner:
         if run is None:
             return False
         shard.held_keys.add(run.key)
-        turn = _ShardTurn(
-            shard, Part(grant.shard, grant.token, run.events if run.mode is HoldMode.RETRYING else (), run.ticket)
-        )
+        turn = _ShardTurn(shard, Part(grant.shard, grant.token, run.events if run.mode is HoldMode.RETRYING else ()))
         if run.unreadable and turn.part.events:
             turn.outcomes = [rejected(run.unreadable)]
         await self._publish([turn])
-        settlement = plan_key_run(grant, run, turn.outcomes, self._rules)
-        await self._settle([(shard, replace(settlement, ticket=run.ticket) if run.ticket else settlement)])
+        await self._settle([(shard, _with_ticket(plan_key_run(grant, run, turn.outcomes, self._rules), turn))])
         await self._clear_suspects([turn])
         # An outage leaves the key due: the circuit, not this loop, says when to try again.
         return not any(outcome.is_outage for outcome in turn.outcomes)
@@ -173,6 +185,10 @@ class TurnRunner:
                 ready.append(turn)
         if not ready:
             return
+        if self._recovery.needed:
+            for turn in ready:
+                turn.part = turn.part._replace(ticket=new_ticket(turn.part.events, turn.shard.settled_batch))
+                turn.shard.recovered = False  # until it is settled
         outcomes = await self._destination.publish(Batch(self._stream, [turn.part for turn in ready]))
         if self._report.traces:
             confirmed = outcomes.count(PUBLISHED)
@@ -240,6 +256,8 @@ class TurnRunner:
                     dead=len(settlement.dead),
                     held=len(settlement.held),
                 )
+            if settlement.ticket:
+                shard.settled_batch, shard.recovered = batch_of(settlement.ticket), True
             if settlement.failed or settlement.dead:
                 self._report.settled(settlement)
             if settlement.held or settlement.hold_keys or settlement.release_keys:
@@ -269,6 +287,13 @@ class TurnRunner:
                 await asyncio.wait_for(self._destination.given_up.wait(), wait)
             except TimeoutError:
                 wait = min(longest, wait * 2)
+
+
+def _with_ticket(settlement: Settlement, turn: _ShardTurn) -> Settlement:
+    """A settlement that notes the batch that was published, if one was: all its events were, or none."""
+    if turn.part.ticket and turn.outcomes.count(PUBLISHED) == len(turn.part.events):
+        return replace(settlement, ticket=turn.part.ticket)
+    return settlement
 
 
 async def _unless_lost(shard: Shard, call: Awaitable[None]) -> None:

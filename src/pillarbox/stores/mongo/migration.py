@@ -8,7 +8,8 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from pillarbox.mongo import schema
 from pillarbox.mongo.documents import Document
-from pillarbox.stores.mongo.database import MongoDatabase
+from pillarbox.stores.identity import IDENTITY, check_identity, has_owners, new_identity
+from pillarbox.stores.mongo.database import MongoDatabase, Session
 from pillarbox.stores.outbox_info import check_version, refuse_newer
 
 _NAMESPACE_EXISTS: Final = 48
@@ -74,6 +75,27 @@ class MongoSchema:
         with self._db.commands():
             names = await self._db.opened.list_collection_names(filter={"name": {"$regex": "_meta$"}})
         return sorted(name.removesuffix("_meta") for name in names)
+
+    async def identity(self) -> str:
+        with self._db.commands():
+            mine = {"_id": schema.META_ID}
+            absent = {**mine, IDENTITY: {"$exists": False}}
+            await self._db.collection("meta").update_one(absent, {"$set": {IDENTITY: new_identity()}})
+            return str((await self._db.collection("meta").find_one(mine) or {})[IDENTITY])
+
+    async def set_identity(self, identity: str) -> None:
+        check_identity(identity)
+        leases = self._db.collection("lease")
+
+        async def work(session: Session | None) -> None:
+            running = {"owner": {"$ne": None}, "$expr": {"$gte": ["$lease_until", "$$NOW"]}}
+            if busy := await leases.find(running, {"owner": 1}, session=session).to_list():
+                raise has_owners(str(self._db.outbox), sorted({lease["owner"] for lease in busy}))
+            await leases.update_many({}, {"$unset": {"settled_batch": 1}}, session=session)
+            mine = {"_id": schema.META_ID}
+            await self._db.collection("meta").update_one(mine, {"$set": {IDENTITY: identity}}, session=session)
+
+        await self._db.transact(work)
 
     async def server_version(self) -> str:
         with self._db.commands():

@@ -12,7 +12,8 @@ from pillarbox.batch import Part
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Status
 from pillarbox.mongo.documents import Document, identities, identity, readable
-from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Settlement
+from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Progress, Settlement, batch_of
+from pillarbox.store.ticket import unsettled
 from pillarbox.stores.mongo.database import MongoDatabase, Session
 from pillarbox.stores.mongo.dead_letters import DeadLetters, deaths
 from pillarbox.stores.mongo.expressions import failed, past
@@ -144,10 +145,36 @@ class MongoTurns:
         async def work(session: Session | None) -> Collection[str]:
             # First, and as a change: a take-over changes the same document, so the two conflict. With a read both would
             # pass.
-            held = await self._db.collection("lease").update_one(fence(grant), {"$inc": {"turns": 1}}, session=session)
+            change: Document = {"$inc": {"turns": 1}}
+            if settlement.ticket:
+                change["$set"] = {"settled_batch": batch_of(settlement.ticket)}
+            held = await self._db.collection("lease").update_one(fence(grant), change, session=session)
             if not held.matched_count:
                 raise lost(grant)
             return await self._settle(settlement, session)
+
+        try:
+            return await self._sessions.transact(grant, fence(grant), work)
+        except LeaseLost:
+            self._sessions.drop([grant])
+            raise
+
+    async def settle_ticket(self, grant: Grant, ticket: bytes, *, keep_published: bool = True) -> Progress:
+        async def work(session: Session | None) -> Progress:
+            leases, events = self._db.collection("lease"), self._db.collection("event")
+            lease = await leases.find_one_and_update(fence(grant), {"$inc": {"turns": 1}}, session=session)
+            if lease is None:
+                raise lost(grant)
+            settled = lease.get("settled_batch")
+            todo = unsettled(ticket, settled, grant)
+            if todo is None:
+                return Progress(settled)
+            mine = {"_id": {"$in": [identity(each, grant.stream) for each in todo.ids]}}
+            found = await events.find(mine, {"_id": 1}, session=session).to_list()
+            present = {each["_id"]["id"] for each in found}
+            changed = await mark(events, {**mine, **_UNSETTLED}, session, keep=keep_published)
+            await leases.update_one(fence(grant), {"$set": {"settled_batch": todo.batch}}, session=session)
+            return Progress(todo.batch, changed, tuple(each for each in todo.ids if each not in present))
 
         try:
             return await self._sessions.transact(grant, fence(grant), work)

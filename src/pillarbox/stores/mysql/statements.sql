@@ -98,6 +98,12 @@ WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 LOCK IN SHARE MODE
 
+-- present: Those of these events that are in the outbox.
+SELECT id FROM {event} FORCE INDEX (by_id) WHERE id IN :ids AND stream = :stream
+
+-- busy: Workers whose lease of a shard runs, with when the last one runs out.
+SELECT owner, max(lease_until) FROM {lease} WHERE owner IS NOT NULL AND lease_until >= UTC_TIMESTAMP(6) GROUP BY owner
+
 -- read: Pending events of a shard in order, if the shard is ours. A payload of more than :inline bytes stays behind,
 -- and the last column has its size.
 SELECT id, seq, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version, `key`, routing_key,

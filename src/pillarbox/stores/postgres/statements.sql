@@ -92,6 +92,21 @@ RETURNING set_config('synchronous_commit', 'on', true)
 SELECT set_config('synchronous_commit', 'on', true) FROM {lease}
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR SHARE
 
+-- settled_batch: The batch that a shard settled last, if it is ours; nobody takes it over until the transaction ends.
+SELECT settled_batch, set_config('synchronous_commit', 'on', true) FROM {lease}
+WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR UPDATE
+
+-- note_batch: Note the batch that is settled, if the shard is ours; nobody takes it over until the transaction ends.
+UPDATE {lease} SET settled_batch = :batch
+WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+RETURNING set_config('synchronous_commit', 'on', true)
+
+-- present: Those of these events that are in the outbox.
+SELECT id FROM {event} WHERE id = ANY(:ids) AND stream = :stream
+
+-- busy: Workers whose lease of a shard runs, with when the last one runs out.
+SELECT owner, max(lease_until) FROM {lease} WHERE owner IS NOT NULL AND lease_until >= now() GROUP BY owner
+
 -- read: Pending events of a shard from a floor on, in order, if the shard is ours. A payload of more than :inline bytes
 -- stays behind, and the last column has its size. If the stream is paused, one row without an id: a read that found
 -- nothing lifts the floor, and this one has not looked.

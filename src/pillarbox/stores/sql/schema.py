@@ -8,6 +8,7 @@ from pillarbox.errors import SchemaError
 from pillarbox.names import TABLES
 from pillarbox.sql.migrations import Migration, migrations, script
 from pillarbox.sql.statements import Statements
+from pillarbox.stores.identity import IDENTITY, check_identity, has_owners, new_identity
 from pillarbox.stores.outbox_info import OutboxInfo, check_version, refuse_newer
 from pillarbox.stores.sql.database import Connection, Database, NoDatabase
 
@@ -105,6 +106,22 @@ class SqlSchema:
         await self._db.open()
         rows = await self._db.fetch(self._sql["tables"], schema=self._outbox.names.schema)
         return sorted(name.removesuffix("_meta") for (name,) in rows if name.endswith("_meta"))
+
+    async def identity(self) -> str:
+        async with self._migrating() as tx:
+            meta = await self._meta(tx)
+            if IDENTITY not in meta:
+                meta[IDENTITY] = new_identity()
+                await tx.execute(self._sql["set_meta"], name=IDENTITY, value=meta[IDENTITY])
+            return meta[IDENTITY]
+
+    async def set_identity(self, identity: str) -> None:
+        check_identity(identity)
+        async with self._migrating() as tx:
+            if busy := await tx.fetch(self._sql["busy"]):
+                raise has_owners(str(self._outbox), sorted(row[0] for row in busy))
+            await tx.execute(self._sql["forget_batches"])
+            await tx.execute(self._sql["set_meta"], name=IDENTITY, value=identity)
 
     async def server_version(self) -> str:
         return str((await self._db.fetch(self._sql["version"]))[0][0])

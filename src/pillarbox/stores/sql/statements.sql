@@ -39,6 +39,17 @@ WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 UPDATE {lease} SET suspect = NULL, alone = 0, crashes = :crashes
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 
+-- forget_batches: No batch counts as settled any more.
+UPDATE {lease} SET settled_batch = NULL
+
+-- settled_batch: The batch that a shard settled last, if it is ours; nobody takes it over until the transaction ends.
+SELECT settled_batch FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+FOR UPDATE
+
+-- note_batch: Note the batch that is settled, if the shard is ours; nobody takes it over until the transaction ends.
+UPDATE {lease} SET settled_batch = :batch
+WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+
 -- held_keys: The keys of a shard that are held.
 SELECT h.key FROM {held_key} AS h WHERE h.stream = :stream AND h.shard = :shard
 

@@ -9,7 +9,8 @@ from pillarbox.batch import Part
 from pillarbox.event import Event, Status
 from pillarbox.sql.rows import ADDED, ID, PAYLOAD, Rows, cut, readable
 from pillarbox.sql.statements import SqlText, Statements
-from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Settlement
+from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Progress, Settlement, batch_of
+from pillarbox.store.ticket import unsettled
 from pillarbox.stores._tokens import new_token
 from pillarbox.stores.outbox_info import lost
 from pillarbox.stores.sql.database import Connection, Database
@@ -190,10 +191,36 @@ class SqlTurns:
                 held[settlement.grant.shard] = keys
         return held
 
+    async def settle_ticket(self, grant: Grant, ticket: bytes, *, keep_published: bool = True) -> Progress:
+        sql, proof = self._sql, fence(grant)
+
+        async def work(tx: Connection) -> Progress:
+            found = await tx.fetch(sql["settled_batch"], **proof)
+            if not found:
+                raise lost(grant)
+            settled = found[0][0] and self._rows.uuid(found[0][0])
+            todo = unsettled(ticket, settled, grant)
+            if todo is None:
+                return Progress(settled)
+            events = {"stream": grant.stream, "ids": list(todo.ids)}
+            present = {self._rows.uuid(row[0]) for row in await tx.fetch(sql["present"], **events)}
+            changed = await tx.execute(sql["publish" if keep_published else "remove"], **events)
+            await tx.execute(sql["note_batch"], **proof, batch=todo.batch)
+            return Progress(todo.batch, changed, tuple(each for each in todo.ids if each not in present))
+
+        return await self._db.transact(work)
+
+    async def _fence(self, settlement: Settlement, tx: Connection) -> bool:
+        """Whether the shard is ours until the transaction ends."""
+        proof = fence(settlement.grant)
+        if settlement.ticket:
+            return bool(await tx.execute(self._sql["note_batch"], **proof, batch=batch_of(settlement.ticket)))
+        return bool(await tx.fetch(self._sql["fence"], **proof))
+
     async def _settle(self, settlement: Settlement, tx: Connection) -> Collection[str] | None:
         """The keys that are held now; None: the shard is lost."""
         grant, sql = settlement.grant, self._sql
-        if not await tx.fetch(sql["fence"], **fence(grant)):
+        if not await self._fence(settlement, tx):
             return None
         place = {"stream": grant.stream, "shard": grant.shard}
         # The keys' rows first, so that the next statements see what an operator replays now.

@@ -71,6 +71,16 @@ WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 -- fence: A row if the shard is ours.
 SELECT 1 FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 
+-- settled_batch: The batch that a shard settled last, if it is ours.
+SELECT settled_batch FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+
+-- present: Those of these events that are in the outbox.
+SELECT id FROM {event} WHERE id IN (SELECT value FROM json_each(:ids)) AND stream = :stream
+
+-- busy: Workers whose lease of a shard runs, with when the last one runs out.
+SELECT owner, max(lease_until) FROM {lease}
+WHERE owner IS NOT NULL AND lease_until >= strftime('%Y-%m-%d %H:%M:%f', 'now') GROUP BY owner
+
 -- fence_joint: How many of these shards are ours.
 SELECT count(*) FROM {lease} WHERE stream = :stream AND shard IN (SELECT value FROM json_each(:shards))
     AND token IN (SELECT value FROM json_each(:tokens)) AND owner = :worker

@@ -79,6 +79,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
     crashes int NOT NULL DEFAULT 0,
     suspect binary(16),
     alone int NOT NULL DEFAULT 0,
+    settled_batch binary(16),
     PRIMARY KEY (stream, shard)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 

@@ -95,6 +95,7 @@ CREATE TABLE {lease} (
     crashes integer NOT NULL DEFAULT 0,
     suspect uuid,
     alone integer NOT NULL DEFAULT 0,
+    settled_batch uuid,
     PRIMARY KEY (stream, shard)
 ) WITH (fillfactor = 50)
 

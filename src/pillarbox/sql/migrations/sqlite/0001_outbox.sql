@@ -92,6 +92,7 @@ CREATE TABLE {lease} (
     crashes integer NOT NULL DEFAULT 0,
     suspect text,
     alone integer NOT NULL DEFAULT 0,
+    settled_batch text,
     PRIMARY KEY (stream, shard)
 )
 
