@@ -31,7 +31,8 @@ BUGS = {
 
 
 def verdict(report: Report) -> str:
-    return f"{text(card(report))}\n{report.findings}"
+    found = [f"{each.invariant}: {each.sentence}: {each.count}, {each.examples[:5]}" for each in report.findings]
+    return "\n".join([text(card(report)), *found])
 
 
 @pytest.mark.parametrize("plan", STORMS, ids=lambda plan: f"{plan.broker}-{plan.store}")
