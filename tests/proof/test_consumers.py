@@ -20,8 +20,9 @@ STORMS = [
     Plan(broker="rabbitmq", seconds=15.0, seed=7, least_kills=2),
     Plan(broker="pulsar", seconds=15.0, seed=7, least_kills=2),
 ]
-CALM = Plan(seconds=8.0, seed=11, per_second=100.0, faults="none", restless=False, consumers=1)
-KILLS = replace(CALM, faults="all", only="kill", consumers=2, least_kills=10, per_second=200.0)
+CALM = Plan(seconds=5.0, seed=11, per_second=100.0, faults="none", restless=False, consumers=1)
+KILLS = replace(CALM, faults="all", only="kill", consumers=2, least_kills=4)
+SHORT = replace(KILLS, seconds=3.0, least_kills=2, per_second=50.0)
 BUGS = {
     "commit_past_an_unfinished_offset": (KILLS, "I1"),
     "retry_overtakes_its_key": (CALM, "I5"),
