@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="go on, for a minute at most, until so many relays were killed",
+        help="go on, for a minute at most, until so many relays were killed and each fault of the broker has happened",
     )
     running.add_argument("--workers", type=int, default=3, metavar="N", help="relays; default 3")
     running.add_argument("--faults", choices=("all", "none", "term"), default="all", help="default all")

@@ -42,6 +42,10 @@ class Injector(Breaks):
         # Short runs have many faults; long runs leave time to recover between them.
         self._pause_seconds = (0.2, 0.6) if only else (0.3, 2.0) if seconds < _LONG_SECONDS else (0.5, 4.0)
         self._faults = self._choose(kind, only)
+        # A run that demands kills also has each fault of the broker once.
+        self._owed: list[Callable[[], Broken]] = []
+        if least_kills and broker is not None and kind == "all" and not only:
+            self._owed = [self.broker, self.broker_pause, self.broker_network]
 
     def _choose(self, kind: str, only: str) -> list[Callable[[], Broken]]:
         known: dict[str, tuple[int, Callable[[], Broken]]] = {
@@ -83,20 +87,24 @@ class Injector(Breaks):
             self._go_on(fault)
         self._start_missing()
         if self._faults and now >= self._next and (now < self._last or not self.is_enough()):
-            self._go_on(self._chance.choice(self._faults)())
+            fault = self._chance.choice(self._faults if now < self._last else self._owed or self._faults)
+            if self._go_on(fault()) and fault in self._owed:
+                self._owed.remove(fault)
             self._next = now + self._chance.uniform(*self._pause_seconds)
 
     def is_enough(self) -> bool:
         """Whether the run has had the faults that its plan demands."""
-        if self.done < self._least or len(self._killed) < self._least_kills:
+        if self.done < self._least or len(self._killed) < self._least_kills or self._owed:
             return False
         return not self._every_point or self._killed_at.issuperset(POINTS)
 
-    def _go_on(self, fault: Broken) -> None:
+    def _go_on(self, fault: Broken) -> bool:
+        """Whether it has not ended with this."""
         try:
             self._active.append((time.monotonic() + next(fault), fault))
         except StopIteration:
-            return
+            return False
+        return True
 
     def heal(self) -> None:
         """Mend everything now."""

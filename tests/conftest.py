@@ -11,6 +11,7 @@ pytest_plugins = ["servers.fixtures"]
 LONGEST = (
     "proof/test_planted.py",
     "proof/test_runs.py",
+    "proof/test_consumers.py",
     "integration/test_cli_bench.py",
     "integration/test_relay_crash.py",
     "examples/test_wiki.py",

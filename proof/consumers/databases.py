@@ -165,7 +165,8 @@ def start(name: str) -> Database:
     if name == "postgres":
         server: Any = Postgres(settings={"max_connections": "200"}).start()
         return PostgresDatabase(server, server.url)
-    server = Mongo().start()
+    # MongoDB keeps the transaction of a process that was killed until this limit, and the events in it wait so long.
+    server = Mongo(settings={"transactionLifetimeLimitSeconds": "5"}).start()
     return MongoDatabase(server, str(server.url.replace("/?", "/proof?")))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +22,10 @@ _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _HEARTBEAT_SECONDS: Final = 30
 _CLOSE_SECONDS: Final = 1.0
 TLS_OPTIONS: Final = ("cafile", "certfile", "keyfile")
+# An argument that a queue has and a declaration leaves out, in the words of the server.
+_LEFT_OUT: Final = re.compile(
+    r"inequivalent arg '(.+?)' .* received none but current is the value '(.*)' of type '(\w+)'"
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -230,16 +235,24 @@ class AmqpConnection:
         return None
 
     async def differs(self, queue: str, arguments: dict[str, Any]) -> str | None:
-        """How a queue that exists differs from a durable one with these arguments, in the server's words."""
-        channel = await self.channel(confirms=False)
-        try:
-            await channel.queue_declare(queue, durable=True, arguments=arguments)
-        except AMQPError as error:
-            if not self.is_open:
-                raise
-            return reason_of(error)
-        await channel.close()
-        return None
+        """How a queue that exists differs from a durable one with these arguments, in the server's words; None: it has
+        them. It may have others."""
+        given = dict(arguments)
+        while True:
+            channel = await self.channel(confirms=False)
+            try:
+                await channel.queue_declare(queue, durable=True, arguments=given)
+            except AMQPError as error:
+                if not self.is_open:
+                    raise
+                reason = reason_of(error)
+                name, value = _left_out(reason)
+                if name is None or name in given:
+                    return reason
+                given[name] = value  # the server names one difference at a time
+                continue
+            await channel.close()
+            return None
 
     async def count(self, queue: str) -> int:
         """The messages that wait in a queue."""
@@ -263,6 +276,18 @@ class AmqpConnection:
     async def _end(self) -> None:
         with suppress(TimeoutError, AMQPError, OSError):
             await self._connection.close(timeout=_CLOSE_SECONDS)
+
+
+def _left_out(reason: str) -> tuple[str | None, Any]:
+    found = _LEFT_OUT.search(reason)
+    if found is None:
+        return None, None
+    name, value, kind = found.groups()
+    if kind == "longstr":
+        return name, value
+    if kind == "bool":
+        return name, value == "true"
+    return (name, int(value)) if re.fullmatch(r"-?\d+", value) else (None, None)
 
 
 def reason_of(error: BaseException) -> str:

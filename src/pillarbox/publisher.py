@@ -151,6 +151,11 @@ class Publisher(Protocol):
     def description(self) -> str:
         """The destination in a few words for logs and status, without secrets: ``kafka localhost:9092``."""
 
+    @property
+    def default_address(self) -> str:
+        """Where events without a topic go, for logs: a topic, an exchange or a queue. Empty: there is no such place."""
+        return ""
+
     def prepared(self, needs: Needs) -> "Publisher":
         """The publisher for this stream: this one, or a new one with other settings. Called before ``open``.
 

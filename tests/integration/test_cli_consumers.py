@@ -76,7 +76,7 @@ async def test_the_status_of_consumers(pillarbox: Command, store: Store) -> None
     assert pillarbox("consumers", "--json").json == []
     await bury(store, 2, "mail")
     await store.report("cards", "ann", ConsumerReport("kafka orders", 6, 1, 3, 1500, 2.25), 60)
-    await store.report("cards", "bob", ConsumerReport("kafka orders", 6, 0, 1, 500, 90.0), 60)
+    await store.report("cards", "bob", ConsumerReport("kafka orders", 6, 0, 1, 500, 90.0, "orders/3: deleted"), 60)
     await store.report("cards", "eve", ConsumerReport("kafka orders", 6, 0, 1, 500, 90.0), -1)
     await store.report("search", "joe", ConsumerReport("kafka orders", 1, 0, 0, None, None), -1)
     cards, mail, search = pillarbox("consumers", "--json").json
@@ -87,6 +87,7 @@ async def test_the_status_of_consumers(pillarbox: Command, store: Store) -> None
         "paused_lanes": 1,
         "held_keys": 4,
     }
+    assert [worker["failed_lanes"] for worker in cards["worker_list"]] == ["", "orders/3: deleted"]
     assert [(worker["name"], worker["live"]) for worker in cards["worker_list"]] == [("ann", True), ("bob", True)]
     assert (mail["dead"], mail["workers"], mail["source"], mail["worker_list"]) == (2, 0, None, [])
     assert (search["workers"], [worker["name"] for worker in search["worker_list"]]) == (0, ["joe"])
@@ -95,6 +96,7 @@ async def test_the_status_of_consumers(pillarbox: Command, store: Store) -> None
         assert "12 (1 paused)" in out
         assert "1.5 min" in out
         assert "cards: served by ann (6 lanes), bob (6 lanes)" in out
+        assert "cards: bob gets no more messages of orders/3: deleted\n" in out
         assert "mail: 2 dead letters, see `pillarbox dead list --consumer mail`" in out
         assert "search: no process is live; joe was seen " in out
     failed = pillarbox("status", "--fail-if-dead")

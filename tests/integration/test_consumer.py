@@ -92,7 +92,12 @@ async def test_a_dead_event_goes_to_its_destination_and_its_key_goes_on(caplog: 
         if event.payload == b'{"n": 2}':
             raise RuntimeError("never")
 
-    topic, to, dead = MemoryTopic(), Handled(fail), MemoryPublisher()
+    class Named(MemoryPublisher):
+        @property
+        def default_address(self) -> str:
+            return "cards.dead"
+
+    topic, to, dead = MemoryTopic(), Handled(fail), Named()
     send(topic, numbered("k", 4, topic="cards"))
     async with consumer(topic, to.handlers, dead_to=dead, max_attempts=3):
         await topic.wait_settled("cards", timeout=WAIT)
@@ -105,7 +110,7 @@ async def test_a_dead_event_goes_to_its_destination_and_its_key_goes_on(caplog: 
         "dead_consumer": "cards",
         "dead_topic": topic.name,
     }
-    assert f"is dead after 3 attempts: RuntimeError: never; see {dead.description}" in caplog.text
+    assert f"is dead after 3 attempts: RuntimeError: never; see {dead.description} cards.dead\n" in caplog.text
 
 
 @pytest.mark.asyncio

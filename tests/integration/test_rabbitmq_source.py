@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -106,7 +107,7 @@ class TestQueues:
 
     async def test_a_queue_for_several_readers_is_refused(self, rabbitmq: RabbitMQ, shop: Desk) -> None:
         for kind in ("quorum", "classic"):
-            queue = await shop.queue(kind)
+            queue = await shop.queue(kind, max_length=100, dead_letter_exchange="")
             with pytest.raises(ConfigError, match="does not keep the order of keys; make queue"):
                 await opened(RabbitMQSource(rabbitmq.url, queue=queue))
 
@@ -118,7 +119,9 @@ class TestQueues:
     async def test_a_queue_that_cannot_be_checked_is_read_with_a_warning(
         self, rabbitmq: RabbitMQ, shop: Desk, caplog: pytest.LogCaptureFixture
     ) -> None:
-        queue = await shop.queue("classic", single_active_consumer=True, max_length=100)
+        queue = f"q-{uuid4().hex[:10]}"
+        single: dict[str, Any] = {"x-single-active-consumer": True}
+        await shop.channel.queue_declare(queue, durable=False, arguments=single)
         await send(shop, queue, b"1")
         reader = await opened(RabbitMQSource(rabbitmq.url, queue=queue))
         await reader.read(1)

@@ -143,6 +143,20 @@ def test_the_declared_options_are_those_of_the_constructor(scheme: str) -> None:
     assert kind.options == named - FROM_THE_URL
 
 
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("kafka://localhost:9092?topic=orders.dead", "orders.dead"),
+        ("pulsar://localhost:6650?topic=orders.dead", "orders.dead"),
+        ("amqp://localhost?queue=orders.dead", "orders.dead"),
+        ("amqp://localhost?exchange=dead", "dead"),
+        ("stdout:", ""),
+    ],
+)
+def test_a_publisher_names_the_place_for_events_without_a_topic(url: str, address: str) -> None:
+    assert publisher_from_url(url).default_address == address
+
+
 class TestStoreOf:
     def test_a_store_or_a_url(self) -> None:
         store: object = MemoryStore()

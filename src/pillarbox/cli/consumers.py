@@ -54,6 +54,8 @@ def print_consumers(rows: Sequence[ConsumerRow]) -> None:
             marks[number, "workers"] = True
         if row.dead:
             marks[number, "dead"] = True
+        if any(worker.live and worker.report.failed_lanes for worker in row.workers):
+            marks[number, "lanes"] = True
         lines.append(record)
     output.print_table(_COLUMNS, lines, marks)
     print()
@@ -71,6 +73,12 @@ def _details(row: ConsumerRow) -> list[str]:
         lines = [f"{name}: no process is live; {row.workers[0].worker} was seen {_ago(row)} ago"]
     else:
         lines = [f"{name}: no process was seen within a day"]
+    lines += [
+        f"{name}: {worker.worker} gets no more messages of {each}"
+        for worker in row.workers
+        if worker.live
+        for each in worker.report.failed_lanes.splitlines()
+    ]
     if row.dead:
         lines.append(f"{name}: {output.count(row.dead, 'dead letter')}, see `pillarbox dead list --consumer {name}`")
     return lines

@@ -16,6 +16,7 @@ from pillarbox.cli.destinations import destination
 from pillarbox.cli.parser import command
 from pillarbox.cli.session import make_store
 from pillarbox.cli.settings import RELAY, SETTINGS, STORE, STREAM, Given, Settings, add_flags
+from pillarbox.durations import seconds_of
 from pillarbox.errors import ConfigError, OldSchema, Outage, PillarboxError, SchemaError, StoreDown
 from pillarbox.finding import Finding, State, failed, ok, warning
 from pillarbox.publisher import Publisher
@@ -23,6 +24,7 @@ from pillarbox.urls import publisher_from_url
 
 _SHOWN: Final = ("store", "prefix", "schema")
 _OPEN_SECONDS: Final = 15.0
+_LEASE: Final = "15s"  # of a stream that sets none
 _SECRETS: Final = [name for name, setting in SETTINGS.items() if setting.secret]
 _HERE: Final = ("", "localhost", "127.0.0.1", "::1")
 # Schemes that speak over a network, each with the options of its URL that ask for encryption.
@@ -129,11 +131,17 @@ async def _store(settings: Settings) -> list[Finding]:
         return [failed("store", str(error), _remedy(error))]
     try:
         sentence = f"{store.description} answers, version {await store.server_version()}, its schema fits"
-        return [ok("store", sentence), *await operations.examine_store(store)]
+        return [ok("store", sentence), *await operations.examine_store(store, _lease_seconds(settings))]
     except PillarboxError as error:
         return [failed("store", str(error), _remedy(error))]
     finally:
         await store.close()
+
+
+def _lease_seconds(settings: Settings) -> float:
+    """The longest lease of the streams."""
+    leases = [options.get("lease", _LEASE) for options in settings.streams().values()]
+    return max((seconds_of("lease", each) for each in leases), default=seconds_of("lease", _LEASE))
 
 
 def _remedy(error: PillarboxError) -> str:

@@ -20,7 +20,7 @@ _FOREIGN: Final[Sequence[dict[str, Any]]] = (
     {"key": "a\0b", "type": "\0", "headers": {"h\0": "\0"}},
     {"key": "\udcff", "type": "\udcff", "headers": {"h": "\udcff"}},
 )
-_REPORT: Final = ConsumerReport("kafka orders", 12, 1, 3, 1500, 2.5)
+_REPORT: Final = ConsumerReport("kafka orders", 12, 1, 3, 1500, 2.5, "orders/3: gone\norders/4: gone")
 
 
 class ConsumerTests(StoreSetup):

@@ -132,7 +132,7 @@ class Consumer:
             seconds_of("grace", grace),
             own,
             logger,
-            self._dead_to.description if self.store is None and self._dead_to is not None else "",
+            self._letters_at(),
         )
         self._supervisor: Supervisor | None = None
         #: Answers ``/livez``, ``/readyz`` and ``/metrics``; an ASGI application that can be mounted.
@@ -146,6 +146,12 @@ class Consumer:
             return StoreLetters(self.store, self.name)
         assert self._dead_to is not None
         return SentLetters(self._dead_to, self.name)
+
+    def _letters_at(self) -> str:
+        """The destination of dead letters, for logs; empty: the store, or nowhere."""
+        if self._dead_to is None:
+            return ""
+        return f"{self._dead_to.description} {self._dead_to.default_address}".rstrip()
 
     def _check_numbers(self, **settings: Any) -> None:
         limits = {"window": 1_000_000, "window_bytes": 1 << 30, "concurrency": 10_000, "max_attempts": 1_000_000}

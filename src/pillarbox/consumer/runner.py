@@ -33,6 +33,7 @@ _UNTRIED_SECONDS: Final = 0.1
 _BLOCKED_SECONDS: Final = 300.0
 _BURY_SECONDS: Final = (0.2, 5.0)
 _BURIALS: Final = 4  # at once
+_FAILED_CHARACTERS: Final = 2000  # of the reasons why lanes bring no more messages
 _MOST_ERRORS: Final = 10  # kept of an event; the oldest help most
 _BATCH_LIMIT: Final = 2000
 # Other keys of a call get their next events when it ends, so a call is shorter than a turn of a relay.
@@ -91,6 +92,8 @@ class Runner:
         self._drop(lanes, "lanes_lost", "has lost")
 
     def failed(self, lane: Lane, error: str) -> None:
+        if (track := self._window.tracks.get(lane)) is not None:
+            track.failed = error
         self._log.error(
             "%s: %s brings no more messages: %s",
             self._job.subject,
@@ -141,6 +144,7 @@ class Runner:
             self._window.held + len(self._burials),
             lag,
             0.0 if lag == 0 else seconds,
+            "\n".join(f"{each.lane.name}: {each.failed}" for each in tracks if each.failed)[:_FAILED_CHARACTERS],
         )
 
     async def _lag(self) -> int | None:

@@ -67,10 +67,11 @@ class Queue:
 class Track:
     """The part of the window that belongs to one lane.
 
-    busy: queues with a call. leaving: nothing of it is begun any more. gone: nothing of it counts any more.
+    busy: queues with a call. failed: why it brings no more messages. leaving: nothing of it is begun any more. gone:
+    nothing of it counts any more.
     """
 
-    __slots__ = ("busy", "bytes", "entries", "gone", "lane", "leaving", "paused", "queues")
+    __slots__ = ("busy", "bytes", "entries", "failed", "gone", "lane", "leaving", "paused", "queues")
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
@@ -78,6 +79,7 @@ class Track:
         self.queues: dict[str, Queue] = {}
         self.bytes = 0
         self.busy = 0
+        self.failed = ""
         self.paused = self.leaving = self.gone = False
 
     @property

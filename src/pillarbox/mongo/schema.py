@@ -62,7 +62,8 @@ _INDEXES: Final[Mapping[str, Sequence[tuple[str, Sequence[str], Document]]]] = {
     "key_lock": (("expiry", ("at",), {"expireAfterSeconds": 3600}),),
     # {_id: {consumer, event_id}, processed_at, aggregate_id, aggregate_version, dead}
     "inbox": (("age", ("processed_at",), {}),),
-    # {_id: {consumer, name}, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events, lag_seconds}
+    # {_id: {consumer, name}, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events, lag_seconds,
+    # failed_lanes}
     "consumer": (),
     # {_id: SHA-256 of scope and key, fingerprint, created_at, status, headers, body}
     "idempotency": (("age", ("created_at",), {}),),

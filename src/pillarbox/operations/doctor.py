@@ -18,9 +18,9 @@ class Patient(Gauges, Examined, Protocol):
     """A store as the doctor sees it."""
 
 
-async def examine_store(store: Patient) -> list[Finding]:
-    """The server of an open store, its clock, and its streams."""
-    found = [await _clock(store), *await store.examine()]
+async def examine_store(store: Patient, lease_seconds: float = 15.0) -> list[Finding]:
+    """The server of an open store, its clock, and its streams. lease_seconds: the longest lease of the relays."""
+    found = [await _clock(store), *await store.examine(lease_seconds)]
     workers = await store.workers()
     gauges = await store.gauges(1)
     for each in gauges:

@@ -16,6 +16,7 @@ class ConsumerReport(NamedTuple):
     held_keys: int
     lag_events: int | None
     lag_seconds: float | None
+    failed_lanes: str = ""  # those that bring no more messages, each with the reason; empty: none
 
 
 class ConsumerStatus(NamedTuple):

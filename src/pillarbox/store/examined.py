@@ -9,6 +9,8 @@ from pillarbox.finding import Finding
 class Examined(Protocol):
     """Checks of a database server. They change nothing."""
 
-    async def examine(self) -> Sequence[Finding]:
-        """Rights of this user, durability, time limits and connections of the server, old transactions."""
+    async def examine(self, lease_seconds: float) -> Sequence[Finding]:
+        """Rights of this user, durability, time limits and connections of the server, old transactions.
+
+        lease_seconds: the longest lease of the relays; a time limit below it is a finding."""
         ...

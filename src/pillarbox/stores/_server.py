@@ -5,7 +5,6 @@ from typing import Final
 from pillarbox.finding import Finding, ok, warning
 
 _OLD_SECONDS: Final = 300.0
-_SHORTEST_SECONDS: Final = 15.0  # the default lease
 _SPARE: Final = 10  # connections for others
 
 
@@ -20,13 +19,13 @@ def old_transaction(seconds: float | None, what: str) -> Finding:
     )
 
 
-def time_limit(name: str, seconds: float) -> Finding:
+def time_limit(name: str, seconds: float, lease_seconds: float) -> Finding:
     """A limit that ends sessions or statements of a relay; 0: none."""
-    if not 0 < seconds < _SHORTEST_SECONDS:
+    if not 0 < seconds < lease_seconds:
         return ok(name, f"{name} is {f'{seconds:g} s' if seconds else 'off'}")
     return warning(
         name,
-        f"{name} is {seconds:g} s, less than a lease of {_SHORTEST_SECONDS:g} s: the server may end the relay's work",
+        f"{name} is {seconds:g} s, less than a lease of {lease_seconds:g} s: the server may end the relay's work",
         f"raise {name} for the user of the relay",
     )
 

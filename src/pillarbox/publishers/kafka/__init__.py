@@ -173,6 +173,10 @@ class KafkaPublisher(Publisher):
     def description(self) -> str:
         return f"kafka {self._servers}" + (" exactly once" if self._exactly_once else "")
 
+    @property
+    def default_address(self) -> str:
+        return self._topic
+
     async def open(self) -> None:
         """Connect. A missing default topic does not raise: publishing reports it as an outage."""
         async with self._changing():

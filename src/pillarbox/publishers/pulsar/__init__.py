@@ -129,6 +129,10 @@ class PulsarPublisher(Publisher):
     def description(self) -> str:
         return self._login.description
 
+    @property
+    def default_address(self) -> str:
+        return self._topic
+
     async def open(self) -> None:
         """Connect. A missing default topic does not raise: publishing reports it as an outage."""
         async with self._changing():

@@ -129,6 +129,10 @@ class RabbitMQPublisher(Publisher):
     def description(self) -> str:
         return self._server.description
 
+    @property
+    def default_address(self) -> str:
+        return self._addresses.exchange or self._addresses.queue
+
     async def open(self) -> None:
         """Connect. A missing exchange or queue does not raise: publishing reports it as an outage."""
         async with self._changing():

@@ -20,7 +20,7 @@ class MongoExamined:
     def __init__(self, database: MongoDatabase) -> None:
         self._db = database
 
-    async def examine(self) -> Sequence[Finding]:
+    async def examine(self, lease_seconds: float) -> Sequence[Finding]:
         return [await self._rights(), self._replicated()]
 
     async def _rights(self) -> Finding:

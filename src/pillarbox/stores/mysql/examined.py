@@ -12,9 +12,11 @@ from pillarbox.stores.mysql.database import MysqlDatabase
 _LIMITS: Final = ("wait_timeout", "innodb_lock_wait_timeout")
 
 
-async def examine_server(db: MysqlDatabase, sql: Statements, *, pool_size: int) -> Sequence[Finding]:
+async def examine_server(
+    db: MysqlDatabase, sql: Statements, *, pool_size: int, lease_seconds: float
+) -> Sequence[Finding]:
     settings = dict(await db.fetch(sql["settings"]))
-    found = [time_limit(name, float(settings[name])) for name in _LIMITS if name in settings]
+    found = [time_limit(name, float(settings[name]), lease_seconds) for name in _LIMITS if name in settings]
     flushes = settings.get("innodb_flush_log_at_trx_commit", "1")
     if flushes == "1":
         found.append(ok("durability", "every commit is flushed"))

@@ -414,12 +414,12 @@ WHERE id IN :ids AND consumer = :consumer AND replay_at IS NOT NULL
 
 -- report: Register a process of a consumer as live, with what it tells of itself.
 INSERT INTO {consumer} (consumer, name, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events,
-    lag_seconds)
+    lag_seconds, failed_lanes)
 VALUES (:consumer, :worker, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND,
-    :source, :lanes, :paused_lanes, :held_keys, :lag_events, :lag_seconds)
+    :source, :lanes, :paused_lanes, :held_keys, :lag_events, :lag_seconds, :failed_lanes)
 ON DUPLICATE KEY UPDATE seen_at = UTC_TIMESTAMP(6), seen_until = UTC_TIMESTAMP(6) + INTERVAL :seconds SECOND, source = :source,
     lanes = :lanes, paused_lanes = :paused_lanes, held_keys = :held_keys, lag_events = :lag_events,
-    lag_seconds = :lag_seconds
+    lag_seconds = :lag_seconds, failed_lanes = :failed_lanes
 
 -- count_as_applied: An event counts as applied in a consumer's inbox; more than one row is counted if it does already.
 INSERT INTO {inbox} (consumer, event_id, aggregate_id, aggregate_version, dead)

@@ -18,11 +18,17 @@ _LIMITS: Final = (
 
 
 async def examine_server(
-    db: PostgresDatabase, sql: Statements, *, pool_size: int, listens: bool, direct_listen: bool
+    db: PostgresDatabase,
+    sql: Statements,
+    *,
+    pool_size: int,
+    listens: bool,
+    direct_listen: bool,
+    lease_seconds: float,
 ) -> Sequence[Finding]:
     """listens: the relay is woken by LISTEN. direct_listen: it has a URL of its own for that."""
     settings = {name: (value, unit) for name, value, unit in await db.fetch(sql["settings"])}
-    found = [time_limit(name, _seconds(*settings[name])) for name in _LIMITS if name in settings]
+    found = [time_limit(name, _seconds(*settings[name]), lease_seconds) for name in _LIMITS if name in settings]
     if settings["fsync"][0] == "on":
         found.append(ok("durability", "fsync is on"))
     else:

@@ -374,12 +374,13 @@ WHERE id = ANY(:ids) AND consumer = :consumer AND replay_at IS NOT NULL
 
 -- report: Register a process of a consumer as live, with what it tells of itself.
 INSERT INTO {consumer} (consumer, name, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events,
-    lag_seconds)
+    lag_seconds, failed_lanes)
 VALUES (:consumer, :worker, now(), now() + :seconds * interval '1 second',
-    :source, :lanes, :paused_lanes, :held_keys, :lag_events, :lag_seconds)
+    :source, :lanes, :paused_lanes, :held_keys, :lag_events, :lag_seconds, :failed_lanes)
 ON CONFLICT (consumer, name) DO UPDATE SET seen_at = excluded.seen_at, seen_until = excluded.seen_until,
     source = excluded.source, lanes = excluded.lanes, paused_lanes = excluded.paused_lanes,
-    held_keys = excluded.held_keys, lag_events = excluded.lag_events, lag_seconds = excluded.lag_seconds
+    held_keys = excluded.held_keys, lag_events = excluded.lag_events, lag_seconds = excluded.lag_seconds,
+    failed_lanes = excluded.failed_lanes
 
 -- bury: Write the dead letter of a consumer.
 INSERT INTO {dead_letter} (id, stream, consumer, tenant, topic, type, aggregate_type, aggregate_id, aggregate_version,

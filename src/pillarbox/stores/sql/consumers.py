@@ -84,7 +84,8 @@ class SqlConsumers:
         return await self._db.transact(work)
 
     async def report(self, consumer: str, worker: str, report: ConsumerReport, seconds: float) -> None:
-        values = report._asdict() | {"source": keepable(report.source)[:255]}
+        texts = {"source": keepable(report.source)[:255], "failed_lanes": keepable(report.failed_lanes)}
+        values = report._asdict() | texts
         await self._db.execute(self._sql["report"], consumer=consumer, worker=worker, seconds=seconds, **values)
 
     async def leave_consumer(self, consumer: str, worker: str) -> None:

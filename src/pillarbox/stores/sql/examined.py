@@ -1,7 +1,7 @@
 """Whether the rights of a user suffice on SQL: each table is asked for what a relay does, and nothing is changed."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 from pillarbox.errors import NotAllowed, StoreDown, StoreError
 from pillarbox.finding import Finding, failed, ok
@@ -20,10 +20,14 @@ _WRITTEN: Final = {
 _ADDED_TO: Final = {"audit": "stream"}
 _PRUNED: Final = ("inbox", "idempotency")
 
-Server = Callable[[], Awaitable[Sequence[Finding]]]
+
+class Server(Protocol):
+    """The checks of one kind of server."""
+
+    async def __call__(self, *, lease_seconds: float) -> Sequence[Finding]: ...
 
 
-async def no_server() -> Sequence[Finding]:
+async def no_server(*, lease_seconds: float) -> Sequence[Finding]:
     """A database that is a file has no server."""
     return []
 
@@ -37,8 +41,8 @@ class SqlExamined:
     ) -> None:
         self._db, self._sql, self._server, self._written, self._read = db, sql, server, written, read
 
-    async def examine(self) -> Sequence[Finding]:
-        return [await self._rights(), *await self._server()]
+    async def examine(self, lease_seconds: float) -> Sequence[Finding]:
+        return [await self._rights(), *await self._server(lease_seconds=lease_seconds)]
 
     async def _rights(self) -> Finding:
         wanted = [

@@ -195,7 +195,8 @@ DELETE FROM {dead_letter} WHERE id = :id AND stream = :stream AND consumer = :co
 DELETE FROM {consumer} WHERE consumer = :consumer AND name = :worker
 
 -- consumers: The processes of all consumers.
-SELECT consumer, name, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events, lag_seconds
+SELECT consumer, name, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events, lag_seconds,
+    failed_lanes
 FROM {consumer} ORDER BY consumer, name
 
 -- count_dead_of: The dead letters of a consumer.

@@ -299,12 +299,13 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND consumer = :consumer AND rep
 
 -- report: Register a process of a consumer as live, with what it tells of itself.
 INSERT INTO {consumer} (consumer, name, seen_at, seen_until, source, lanes, paused_lanes, held_keys, lag_events,
-    lag_seconds)
+    lag_seconds, failed_lanes)
 VALUES (:consumer, :worker, strftime('%Y-%m-%d %H:%M:%f', 'now'), strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds'),
-    :source, :lanes, :paused_lanes, :held_keys, :lag_events, :lag_seconds)
+    :source, :lanes, :paused_lanes, :held_keys, :lag_events, :lag_seconds, :failed_lanes)
 ON CONFLICT (consumer, name) DO UPDATE SET seen_at = excluded.seen_at, seen_until = excluded.seen_until,
     source = excluded.source, lanes = excluded.lanes, paused_lanes = excluded.paused_lanes,
-    held_keys = excluded.held_keys, lag_events = excluded.lag_events, lag_seconds = excluded.lag_seconds
+    held_keys = excluded.held_keys, lag_events = excluded.lag_events, lag_seconds = excluded.lag_seconds,
+    failed_lanes = excluded.failed_lanes
 
 -- bury: Write the dead letter of a consumer. Its seq is the next one: a transaction that writes is alone.
 INSERT INTO {dead_letter} (seq, id, stream, consumer, tenant, topic, type, aggregate_type, aggregate_id,

@@ -157,6 +157,7 @@ CREATE TABLE IF NOT EXISTS {consumer} (
     held_keys int NOT NULL,
     lag_events bigint,
     lag_seconds double,
+    failed_lanes text NOT NULL,
     PRIMARY KEY (consumer, name)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}
 

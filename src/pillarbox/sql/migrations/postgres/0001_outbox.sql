@@ -174,6 +174,7 @@ CREATE TABLE {consumer} (
     held_keys integer NOT NULL,
     lag_events bigint,
     lag_seconds double precision,
+    failed_lanes text NOT NULL,
     PRIMARY KEY (consumer, name)
 )
 

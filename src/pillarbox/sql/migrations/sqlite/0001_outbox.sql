@@ -171,6 +171,7 @@ CREATE TABLE {consumer} (
     held_keys integer NOT NULL,
     lag_events integer,
     lag_seconds real,
+    failed_lanes text NOT NULL,
     PRIMARY KEY (consumer, name)
 )
 
