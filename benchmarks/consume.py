@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -85,8 +87,12 @@ async def ours(settings: dict[str, Any], clock: Clock) -> None:
 
             handlers.on("*")(count)
     source = f"kafka://{settings['servers']}?topic={settings['topic']}&group={settings['topic']}"
-    async with Consumer(CONSUMER, source, to=handlers, on_dead="block", concurrency=PLACES):
-        await clock.done.wait()
+    # As a process of its own, like `pillarbox consume`.
+    consumer = Consumer(CONSUMER, source, to=handlers, on_dead="block", concurrency=PLACES)
+    service = asyncio.create_task(consumer.run())
+    await clock.done.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await service
     await pool.close()
 
 

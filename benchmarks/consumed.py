@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from benchmarks import arrival
 from benchmarks.bed import Bed, say
 from benchmarks.child import Child
-from benchmarks.consume import prepare
+from benchmarks.consume import effects, prepare
 from benchmarks.failures import peer_side
 from benchmarks.load_events import KEYS, payload
 from benchmarks.report import Row, percentiles
@@ -77,8 +77,9 @@ def against_faststream(kind: str) -> Callable[[Bed, Scale], Row]:
     return lambda bed, scale: _row(bed, scale, f"peer-faststream-consumer-{kind}", kind, "faststream", "peer")
 
 
-def _latencies(bed: Bed, topic: str, side: arrival.Side, seconds: float) -> tuple[list[float], list[float]]:
+def _latencies(bed: Bed, name: str, side: arrival.Side, seconds: float) -> tuple[list[float], list[float]]:
     """Milliseconds from each commit to the commit of its handler, and to a consumer that only receives."""
+    topic = bed.topic(name)  # of its own, because each round has the same numbers
     asyncio.run(prepare(bed.url))
     told = {"side": "serve", "servers": bed.servers, "topic": topic, "url": bed.url}
     with Arrivals(bed.servers, topic) as arrivals, side.serving(topic), Child("consume", told, bed.folder) as child:
@@ -90,10 +91,13 @@ def _latencies(bed: Bed, topic: str, side: arrival.Side, seconds: float) -> tupl
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{len(since.keys() - arrivals.at.keys())} events did not come")
             time.sleep(0.05)
-        # A stop finishes what has been received.
+        # A stop finishes what runs, and leaves to the next start what has only been received.
+        while (left := count + len(since) - asyncio.run(effects(bed.url))) > 0:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{left} events were not applied")
+            time.sleep(0.05)
         applied: dict[str, float] = child.finish()
-    if missing := [number for number in since if str(number) not in applied]:
-        raise RuntimeError(f"{len(missing)} events were not applied")
+    bed.drop_topic(topic)
     ours = [1000 * (applied[str(number)] - at) for number, at in since.items()]
     return ours, [1000 * max(0.0, arrivals.at[number] - at) for number, at in since.items()]
 
@@ -101,9 +105,7 @@ def _latencies(bed: Bed, topic: str, side: arrival.Side, seconds: float) -> tupl
 def to_commit(bed: Bed, scale: Scale) -> list[Row]:
     """Latency through a relay, from a commit to the commit of its handler."""
     name, side = "consumer-latency", arrival.ours(bed, bed.url)
-    topic = bed.topic(name)
-    rounds = [_latencies(bed, topic, side, scale.latency_seconds) for _ in range(scale.rounds)]
-    bed.drop_topic(topic)
+    rounds = [_latencies(bed, name, side, scale.latency_seconds) for _ in range(scale.rounds)]
     ours, floor = [times for times, _ in rounds], [times for _, times in rounds]
     extra: dict[str, Any] = {"per_second": arrival.PER_SECOND}
     extra |= percentiles("ours", list(chain.from_iterable(ours)))

@@ -7,6 +7,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pillarbox import stable_id
 from pillarbox.conformance.events import make_event
@@ -182,3 +184,50 @@ def test_an_unreadable_message_can_be_kept_and_read_again() -> None:
     assert (again.topic, again.key, again.body, list(again.headers)) == ("cards", b"7", b"{", list(bad.headers))
     with pytest.raises(Reject, match="is not JSON"):
         decode(again)
+
+
+_NAMES = st.sampled_from([
+    "event_id", "id", "message_id", "event_type", "type", "tenant", "content_type", "content-type", "aggregate_id",
+    "aggregateId", "aggregate_version", "schema_id", "trace_id", "event_key", "region", "traceparent",
+])  # fmt: skip
+_VALUES = st.sampled_from(["", "7", "x", str(ID), "text/plain", "application/json", "é"])
+_HEADERS = st.lists(st.tuples(_NAMES, _VALUES), max_size=9)
+
+
+@given(_HEADERS, st.sampled_from([None, b"k"]), st.sampled_from([None, "image/png"]))
+@example([("event_id", ""), ("id", "7"), ("id", "x"), ("type", "a"), ("event_type", "b")], None, None)
+def test_headers_mean_the_same_in_any_order_and_number(
+    pairs: list[tuple[str, str]], key: bytes | None, content_type: str | None
+) -> None:
+    headers = dict(pairs)  # of a name that comes twice, the last value
+    own = {name: value for name, value in headers.items() if name in ("region", "traceparent")}
+    version = headers.get("aggregate_version")
+    raw = [(name, value.encode()) for name, value in pairs]
+    made = Message(LANE, 3, "cards", key, b"{}", raw, content_type, None, AT)
+    if version is not None and version != "7":
+        with pytest.raises(Reject, match="aggregate version"):
+            make_decoder(ids="place")(made)
+        return
+    event = make_decoder(ids="place")(made)
+
+    def last(*names: str) -> str | None:
+        """Of the names that are there, the value of the one that comes last."""
+        return next((value for name, value in reversed(headers.items()) if name in names), None)
+
+    id_text = headers.get("event_id") or headers.get("id") or headers.get("message_id")
+    assert event.id == (
+        stable_id("place", "cards", "cards/0/3")
+        if not id_text
+        else ID
+        if id_text == str(ID)
+        else stable_id("message", "cards", id_text)
+    )
+    assert event.type == (last("event_type", "type") or "message")
+    assert event.tenant == (headers.get("tenant") or "default")
+    assert event.aggregate_id == last("aggregate_id", "aggregateId")
+    assert event.aggregate_version == (None if version is None else 7)
+    assert event.schema_id == headers.get("schema_id")
+    assert event.key == (headers.get("event_key") if key is None else "k")
+    named = content_type or headers.get("content-type") or headers.get("content_type")
+    assert event.content_type == (named or "application/json")
+    assert event.headers == own

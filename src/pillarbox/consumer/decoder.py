@@ -7,9 +7,11 @@ outbox router writes, and what a plain producer writes with an id in a header.
 import json
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypeAlias, get_args
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 from uuid import UUID
 
 from pillarbox.envelopes.headers import RESERVED
@@ -31,9 +33,10 @@ UNREADABLE_TYPE: Final = "pillarbox.unreadable"  # of the dead letter of a messa
 _JSON: Final = "application/json"
 _BINARY: Final = "application/octet-stream"
 _STRUCTURED: Final = "application/cloudevents+json"
+_CONTENT_TYPES: Final = ("content-type", "content_type")
 # In this order. Debezium's router writes `id`.
-_ID_NAMES: Final = ("event_id", "ce_id", "ce-id", "id", "message_id")
-_TYPE_NAMES: Final = ("event_type", "ce_type", "ce-type", "eventType", "type")
+_IDS: Final = ("event_id", "id", "message_id")
+_CLOUD_IDS: Final = frozenset({"ce_id", "ce-id"})
 _CLOUD_FIELDS: Final = {
     "type": "type",
     "tenant": "tenant",
@@ -54,8 +57,6 @@ _NAMES: Final = {
     "type": "type",
     "tenant": "tenant",
     "occurred_at": "occurred_at",
-    "content_type": "content_type",
-    "content-type": "content_type",
     "aggregate_type": "aggregate_type",
     "aggregateType": "aggregate_type",
     "aggregate_id": "aggregate_id",
@@ -66,6 +67,11 @@ _NAMES: Final = {
     "schema_version": "schema_version",
     "event_key": "key",
 }
+# The values that make an event, in this order: of headers with these names, then of fields.
+_PICKED: Final = (
+    *_CONTENT_TYPES, *_IDS, "tenant", "type", "aggregate_type", "aggregate_id", "aggregate_version", "key", "schema_id",
+    "schema_version", "occurred_at",
+)  # fmt: skip
 
 
 def make_decoder(*, ids: Ids = "required") -> Decoder:
@@ -102,76 +108,106 @@ def checked(decoder: Decoder) -> Decoder:
     return decode
 
 
+class _Shape(NamedTuple):
+    """What the headers of a message mean, by their names. All messages of a producer have the same names, so that this
+    is worked out once.
+
+    pick: takes the values, with a None behind them, and returns those of ``_PICKED``. own: names of the event's own
+    headers, and the places of their values. is_cloud: it may be a CloudEvent.
+    """
+
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    own: Sequence[tuple[str, int]]
+    is_cloud: bool
+
+
+@lru_cache(maxsize=1024)
+def _shape_of(names: tuple[str, ...]) -> _Shape:
+    places: dict[str, int] = {}
+    own = []
+    for place, name in enumerate(names):
+        field = _NAMES.get(name)
+        if name in _IDS or name in _CONTENT_TYPES:
+            places[name] = place
+        elif field is not None:
+            places[field] = place
+        elif name not in RESERVED and name not in _CLOUD_IDS:
+            own.append((name, place))
+    pick = itemgetter(*(places.get(name, -1) for name in _PICKED))
+    return _Shape(pick, own, not _CLOUD_IDS.isdisjoint(names))
+
+
 def _decode(message: Message, *, by_place: bool) -> Event:
-    headers = _texts(message)
-    content_type = message.content_type or headers.get("content-type") or headers.get("content_type")
-    fields: dict[str, Any] = {}
-    own: dict[str, str] = {}
-    payload = message.body
-    id_text = message.message_id
-    if content_type is not None and content_type.lower().startswith(_STRUCTURED):
-        id_text, payload = _read_structured(message, fields, own)
-        own |= {name: value for name, value in headers.items() if name not in ("content-type", "content_type")}
-    elif (cloud_id := headers.get("ce_id") or headers.get("ce-id")) is not None:
-        id_text = cloud_id
-        for name, value in headers.items():
-            if name[:3] in ("ce_", "ce-"):
-                _cloud_attribute(name[3:], value, fields, own)
-            elif name not in ("content-type", "content_type"):
-                own[name] = value
-        fields["content_type"] = content_type
-    else:
-        for name, value in headers.items():
-            field = _NAMES.get(name)
-            if field is not None:
-                fields[field] = value
-            elif name not in RESERVED and name not in _ID_NAMES:
-                own[name] = value
-        id_text = headers.get("event_id") or headers.get("id") or headers.get("message_id") or id_text
-        if content_type is not None:
-            fields["content_type"] = content_type
-        if payload[:8] == b'{"_id":"':
-            id_text, payload = _read_legacy(message, id_text, fields)
-    return _event(message, _id(message, id_text, by_place=by_place), payload, fields, own)
-
-
-def _event(message: Message, id: UUID, payload: bytes, fields: Mapping[str, Any], own: dict[str, str]) -> Event:
-    now = message.written_at or datetime.now(UTC)
-    occurred_at = fields.get("occurred_at")
-    key = message.key
-    version = fields.get("aggregate_version")
-    return Event(
-        id,
-        0,
-        fields.get("tenant") or "default",
-        message.topic,
-        fields.get("type") or UNKNOWN_TYPE,
-        fields.get("aggregate_type"),
-        fields.get("aggregate_id"),
-        None if version is None else _number(version),
-        fields.get("key") if key is None else key_text(key),
-        None,
-        payload,
-        fields.get("content_type") or _JSON,
-        fields.get("schema_id"),
-        fields.get("schema_version"),
-        now,
-        0,
-        None,
-        now if occurred_at is None else _instant(occurred_at),
-        own or NO_HEADERS,
-        "default",
-        Status.PENDING,
-        None,
-    )
-
-
-def _texts(message: Message) -> dict[str, str]:
+    # The last value of a name that comes twice.
+    headers: dict[str, Any] = dict(message.headers)
+    texts: list[Any]
     try:
-        return {name: value.decode() for name, value in message.headers}
+        texts = [*map(bytes.decode, headers.values()), None]
     except UnicodeDecodeError:
         # A foreign header that is no text is left out; the message may be read without it.
-        return {name: text for name, value in message.headers if (text := _text(value)) is not None}
+        pairs = [(name, text) for name, value in message.headers if (text := _text(value)) is not None]
+        headers = dict(pairs)
+        texts = [*headers.values(), None]
+    shape = _shape_of(tuple(headers))
+    values = shape.pick(texts)
+    content_type = message.content_type or values[0] or values[1]
+    is_structured = bool(content_type) and content_type != _JSON and content_type.lower().startswith(_STRUCTURED)
+    if is_structured or shape.is_cloud:
+        cloud = _read_cloud(message, dict(zip(headers, texts, strict=False)), content_type, is_structured)
+        if cloud is not None:
+            id_text, payload, fields, cloud_own = cloud
+            id_ = _id(message, id_text, by_place=by_place)
+            return _event(message, id_, payload, fields.get("content_type"), [*map(fields.get, _PICKED)], cloud_own)
+    id_text, payload = values[2] or values[3] or values[4] or message.message_id, message.body
+    if payload[:8] == b'{"_id":"':
+        id_text, payload = _read_legacy(message, id_text)
+    id_ = _id(message, id_text, by_place=by_place)
+    own = {name: texts[place] for name, place in shape.own} if shape.own else None
+    return _event(message, id_, payload, content_type, values, own)
+
+
+def _event(
+    message: Message,
+    id: UUID,
+    payload: bytes,
+    content_type: str | None,
+    values: Sequence[Any],
+    own: Mapping[str, str] | None,
+) -> Event:
+    # fmt: off
+    (_, _, _, _, _, tenant, type_, aggregate_type, aggregate_id, version, event_key, schema_id, schema_version,
+     occurred_at) = values
+    # fmt: on
+    key = message.key
+    now = message.written_at or datetime.now(UTC)
+    # Without the constructor, which costs as much again.
+    return tuple.__new__(
+        Event,
+        (
+            id,
+            0,
+            tenant or "default",
+            message.topic,
+            type_ or UNKNOWN_TYPE,
+            aggregate_type,
+            aggregate_id,
+            None if version is None else _number(version),
+            event_key if key is None else key_text(key),
+            None,
+            payload,
+            content_type or _JSON,
+            schema_id,
+            schema_version,
+            now,
+            0,
+            None,
+            now if occurred_at is None else _instant(occurred_at),
+            own or NO_HEADERS,
+            "default",
+            Status.PENDING,
+            None,
+        ),
+    )
 
 
 def _text(value: bytes) -> str | None:
@@ -218,6 +254,28 @@ def _cloud_attribute(name: str, value: Any, fields: dict[str, Any], own: dict[st
         own[f"ce_{name}"] = value if isinstance(value, str) else json.dumps(value)
 
 
+def _read_cloud(
+    message: Message, headers: Mapping[str, str], content_type: str | None, is_structured: bool
+) -> tuple[str | None, bytes, dict[str, Any], dict[str, str]] | None:
+    """Id, payload, fields and own headers of a CloudEvent; None: it is none."""
+    fields: dict[str, Any] = {}
+    own: dict[str, str] = {}
+    if is_structured:
+        id_text, payload = _read_structured(message, fields, own)
+        own |= {name: value for name, value in headers.items() if name not in _CONTENT_TYPES}
+        return id_text, payload, fields, own
+    id_text = headers.get("ce_id") or headers.get("ce-id")
+    if id_text is None:
+        return None
+    for name, value in headers.items():
+        if name[:3] in ("ce_", "ce-"):
+            _cloud_attribute(name[3:], value, fields, own)
+        elif name not in _CONTENT_TYPES:
+            own[name] = value
+    fields["content_type"] = content_type
+    return id_text, message.body, fields, own
+
+
 def _read_structured(message: Message, fields: dict[str, Any], own: dict[str, str]) -> tuple[str | None, bytes]:
     document = _json_object(message.body, "a structured CloudEvent")
     for name, value in document.items():
@@ -233,14 +291,13 @@ def _read_structured(message: Message, fields: dict[str, Any], own: dict[str, st
     return None if id_text is None else str(id_text), payload
 
 
-def _read_legacy(message: Message, id_text: str | None, fields: dict[str, Any]) -> tuple[str | None, bytes]:
+def _read_legacy(message: Message, id_text: str | None) -> tuple[str | None, bytes]:
     try:
         document = json.loads(message.body)
     except ValueError:
         return id_text, message.body
     if not isinstance(document, dict) or not document.keys() & {"payload", "payload_base64"}:
         return id_text, message.body
-    fields.setdefault("content_type", _JSON)
     if "payload_base64" in document:
         return id_text or str(document["_id"]), _from_base64(document["payload_base64"])
     return id_text or str(document["_id"]), _member(message.body, "payload", document["payload"])

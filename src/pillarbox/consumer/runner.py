@@ -26,7 +26,8 @@ from pillarbox.tasks import ended
 
 log = logging.getLogger(__name__)
 
-_RECEIVE_LIMIT: Final = 1000
+# More messages at once would leave the processor's cache before they are handled.
+_RECEIVE_LIMIT: Final = 250
 _RECEIVE_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 1.0  # after an outage of the broker
 _UNTRIED_SECONDS: Final = 0.1

@@ -129,8 +129,9 @@ class Run:
         self._next_handler = next_handler
         self._lock = threading.Lock()
         self._is_over = False
-        self._deadline = _deadline(handler)
-        self._until = time.monotonic() + _RUN_SECONDS
+        now = time.monotonic()
+        self._deadline = _deadline(handler, now)
+        self._until = now + _RUN_SECONDS
 
     def call_in_thread(self) -> None:
         """Call plain handlers until the time is up or the next event needs another run."""
@@ -146,7 +147,14 @@ class Run:
         event: Any = self._event
         begun = time.monotonic()
         while event is not None:
-            event = self._record(await _InContext(call_async(self.handler, event), context.copy()))
+            work, own = call_async(self.handler, event), context.copy()
+            try:
+                waits_for = own.run(work.send, None)
+            except StopIteration as end:  # it waited for nothing
+                outcome: Outcome = end.value
+            else:
+                outcome = await _InContext(work, own, waits_for)
+            event = self._record(outcome)
             if task is not None and task.cancelling():
                 self._is_over = True
                 return  # by the handler: the next call must not suffer
@@ -162,13 +170,14 @@ class Run:
             if self.handler.then is not None and outcome is PUBLISHED:
                 return self._go_on(self.handler.then)
             self._cursor.record(outcome)
-            event = self._cursor.event if time.monotonic() < self._until else None
+            now = time.monotonic()
+            event = self._cursor.event if now < self._until else None
             found = None if event is None else self._next_handler(event)
             if found is None:
                 self._is_over = True
                 return None
             self.handler = found
-            self._deadline = _deadline(found)
+            self._deadline = _deadline(found, now)
             return event
 
     def _go_on(self, then: Handler) -> Any:
@@ -195,22 +204,18 @@ class Run:
 
 
 class _InContext:
-    """Awaits a coroutine in a context of its own, as a task would, without the price of a task."""
+    """Awaits a coroutine in a context of its own, as a task would, without the price of a task. waits_for: what its
+    first step, in the same context, waits for."""
 
-    __slots__ = ("_context", "_work")
+    __slots__ = ("_context", "_waits_for", "_work")
 
-    def __init__(self, work: Coroutine[Any, Any, Outcome], context: contextvars.Context) -> None:
-        self._work, self._context = work, context
+    def __init__(self, work: Coroutine[Any, Any, Outcome], context: contextvars.Context, waits_for: Any) -> None:
+        self._work, self._context, self._waits_for = work, context, waits_for
 
     def __await__(self) -> Generator[Any, Any, Outcome]:
-        work, run = self._work, self._context.run
-        step, argument = work.send, None
+        work, run, waits_for = self._work, self._context.run, self._waits_for
+        step: Callable[[Any], Any]
         while True:
-            try:
-                waits_for = run(step, argument)
-            except StopIteration as end:
-                outcome: Outcome = end.value
-                return outcome
             try:
                 step, argument = work.send, (yield waits_for)
             except GeneratorExit:
@@ -218,15 +223,20 @@ class _InContext:
                 raise
             except BaseException as error:
                 step, argument = work.throw, error
+            try:
+                waits_for = run(step, argument)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
 
 
-def _deadline(handler: Handler) -> float | None:
-    return None if handler.timeout_seconds is None else time.monotonic() + handler.timeout_seconds
+def _deadline(handler: Handler, now: float) -> float | None:
+    return None if handler.timeout_seconds is None else now + handler.timeout_seconds
 
 
 def _success(handler: Handler, returned: object) -> Outcome:
     # A returned value means nothing. An awaitable is work that nobody has done.
-    if not isinstance(returned, Awaitable):
+    if returned is None or not isinstance(returned, Awaitable):
         return PUBLISHED
     remedy = "await it in the handler"
     if inspect.iscoroutine(returned):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from confluent_kafka import TopicPartition
@@ -33,14 +34,14 @@ class Partition:
 def message_of(raw: Any, lane: Lane) -> Message:
     kind, milliseconds = raw.timestamp()
     offset = raw.offset()
-    return Message(
-        lane,
-        offset,
-        raw.topic(),
-        raw.key(),
-        raw.value() or b"",
-        # Debezium writes headers without a value for columns that are NULL.
-        [header for header in raw.headers() or () if header[1] is not None],
-        written_at=datetime.fromtimestamp(milliseconds / 1000, UTC) if kind else None,
-        place=f"{lane.name}/{offset}",
-    )
+    # Debezium writes headers without a value for columns that are NULL.
+    headers = [header for header in raw.headers() or () if header[1] is not None]
+    written_at = _instant(milliseconds) if kind else None
+    place = f"{lane.name}/{offset}"
+    return Message(lane, offset, raw.topic(), raw.key(), raw.value() or b"", headers, None, None, written_at, place)
+
+
+@lru_cache(maxsize=16)
+def _instant(milliseconds: int) -> datetime:
+    # Many messages are written in the same millisecond where time counts.
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
