@@ -186,7 +186,7 @@ class Run:
             self.left, self._is_over = then, True
             return None
         self.handler = then
-        self._deadline = _deadline(then)
+        self._deadline = _deadline(then, time.monotonic())
         return self._cursor.event
 
     def seconds_left(self) -> float | None:
