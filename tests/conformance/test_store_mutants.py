@@ -876,6 +876,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "test_a_claim_is_charged_and_exclusive", claim=["status = 'processing'", "status = status"]
     ),
     "claims in two steps": Mutant(["test_two_claimers_never_share_an_event"], ClaimsInTwoSteps),
+    "forgets the instant of a claim": bug(
+        "test_a_claimed_event_has_the_instant_that_it_waited_for",
+        claimed=["available_at, lease_token", "NULL, lease_token"],
+    ),
     "publishes no claim": bug(
         "test_a_claim_that_is_published_is_through", publish_claims=["status = 'published'", "status = status"]
     ),
@@ -1024,6 +1028,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "streams without their dead": bug(
         "test_every_stream_is_told_with_its_states",
         gauges=["FROM {dead_letter} (.*?) WHERE", r"FROM {dead_letter} \1 WHERE 0 AND"],
+    ),
+    "counts too few held keys": bug(
+        "test_a_long_key_does_not_hide_that_others_fail",
+        gauges=[r"LIMIT :limit\) GROUP BY mode", "LIMIT 1) GROUP BY mode"],
     ),
     "counts without end": bug("test_a_count_ends_at_the_limit", gauges=["LIMIT :limit", "LIMIT :limit + 1000"]),
     "counts workers that are gone": bug(
