@@ -87,9 +87,9 @@ class Injector(Breaks):
             self._go_on(fault)
         self._start_missing()
         if self._faults and now >= self._next and (now < self._last or not self.is_enough()):
-            fault = self._chance.choice(self._faults if now < self._last else self._owed or self._faults)
-            if self._go_on(fault()) and fault in self._owed:
-                self._owed.remove(fault)
+            begin = self._chance.choice(self._faults if now < self._last else self._owed or self._faults)
+            if self._go_on(begin()) and begin in self._owed:
+                self._owed.remove(begin)
             self._next = now + self._chance.uniform(*self._pause_seconds)
 
     def is_enough(self) -> bool:
