@@ -145,7 +145,7 @@ def test_an_unknown_destination_gets_a_hint(url: str, hint: str) -> None:
         Relay(MemoryStore(), [stream(to=url)])
 
 
-@pytest.mark.parametrize(("url", "hint"), [("postgres://h/d", "did you mean 'postgresql'"), ("tape:", "use one of")])
+@pytest.mark.parametrize(("url", "hint"), [("postgre://h/d", "did you mean 'postgresql'"), ("tape:", "use one of")])
 def test_an_unknown_store_gets_a_hint(url: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         Relay(url, [stream()])
