@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -111,6 +112,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # pytest-xdist inherit the folder.
     if "TMPDIR" not in os.environ and (memory := memory_folder()):
         config.stash[IN_MEMORY] = folder = make_folder("tests", inside=memory)
+        # After the folder of multiprocessing, which is inside and has the priority -100.
+        Finalize(None, drop_folder, (folder,), exitpriority=-200)
         os.environ["TMPDIR"] = str(folder)
         tempfile.tempdir = None
     config.stash[SHARED] = Shared(REGISTRY.keys() - set(config.getoption("--servers")))
@@ -118,10 +121,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[SHARED].close()
-    if folder := config.stash.get(IN_MEMORY, None):
+    if IN_MEMORY in config.stash:
         del os.environ["TMPDIR"]
         tempfile.tempdir = None
-        drop_folder(folder)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
