@@ -56,7 +56,9 @@ def card(report: Report) -> dict[str, Any]:
             "unknown": results["unknown"],
         },
         "killed_at": dict(sorted(Counter(str(fault.point) for fault in faults.all if fault.kind == "kill").items())),
-        "paused_at": dict(sorted(Counter(str(fault.point) for fault in faults.all if fault.kind == "stop").items())),
+        "paused_at": dict(
+            sorted(Counter(str(fault.point or "random") for fault in faults.all if fault.kind == "stop").items())
+        ),
         "pauses": faults.count("stop"),
         "operators": faults.count("operator"),
         "clocks": faults.count("clock"),
