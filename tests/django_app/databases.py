@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import django
 import pymysql
+from django.apps import apps
 from django.conf import settings
 from django.db import connections
 
@@ -25,15 +26,15 @@ def use_pymysql() -> None:
 def configure() -> None:
     """Safe to call again."""
     use_pymysql()
-    if settings.configured:
-        return
-    settings.configure(
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-        INSTALLED_APPS=[*(f"django.contrib.{name}" for name in _APPS)],
-        SECRET_KEY="tests",
-        USE_TZ=True,
-    )
-    django.setup()
+    if not settings.configured:
+        settings.configure(
+            DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+            INSTALLED_APPS=[*(f"django.contrib.{name}" for name in _APPS)],
+            SECRET_KEY="tests",
+            USE_TZ=True,
+        )
+    if not apps.ready:
+        django.setup()
 
 
 def database_of(url: str, **others: Any) -> dict[str, Any]:
