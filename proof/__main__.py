@@ -24,7 +24,7 @@ from proof.consumers import history as consumers_history
 from proof.databases import NAMES
 from proof.history import History
 from proof.planted import PLANTED
-from proof.tracer import POINTS
+from proof.tracer import EXACTLY_ONCE_POINTS, POINTS
 
 BROKERS = ("kafka", "pulsar", "rabbitmq", "handlers")
 _CARD = Path("build/run-card.json")
@@ -60,8 +60,15 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--faults", choices=("all", "none", "term"), default="all", help="default all")
     only = (
         f"one kind of fault, such as kill, stop, clock, operator, kill_at_point:POINT with one of {', '.join(POINTS)}"
+        f"; with exactly-once also {', '.join(EXACTLY_ONCE_POINTS)}"
     )
     running.add_argument("--only", metavar="KIND", help=only)
+    running.add_argument(
+        "--delivery",
+        choices=("at-least-once", "exactly-once"),
+        default="at-least-once",
+        help="default at-least-once; exactly-once goes with kafka, and no fault may then make a copy",
+    )
     running.add_argument("--on-dead", choices=("skip", "block", "park"), default="skip", help="default skip")
     running.add_argument("--planted", choices=PLANTED, metavar="NAME", help="switch on a bug that the check must find")
     running.add_argument(
@@ -86,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(asked: argparse.Namespace) -> int:
-    from proof.runner import Plan, perform  # `check` needs neither servers nor drivers
+    from proof.runner import EXACTLY_ONCE_LEASE, Plan, perform  # `check` needs neither servers nor drivers
 
     seed = random.SystemRandom().randrange(1_000_000) if asked.seed is None else asked.seed
     plan = Plan(
@@ -100,7 +107,13 @@ def run(asked: argparse.Namespace) -> int:
         only=asked.only,
         on_dead=asked.on_dead,
         planted=asked.planted,
+        delivery=asked.delivery,
     )
+    if plan.delivery == "exactly-once":
+        if plan.broker != "kafka":
+            print(f"--delivery exactly-once needs --broker kafka, not {plan.broker}", file=sys.stderr)
+            return 2
+        plan.lease_seconds = EXACTLY_ONCE_LEASE
     return _perform(asked, seed, lambda folder, tell: perform(plan, folder, tell))
 
 

@@ -2,8 +2,9 @@
 
 import signal
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
@@ -14,14 +15,14 @@ from proof.crew import Crew, Worker
 from proof.databases.base import Database
 from proof.history import Fault, Log
 from proof.proxy import Proxy
-from proof.tracer import POINTS
+from proof.tracer import ABORTING, EXACTLY_ONCE_POINTS, POINTS
 from servers import Server
 
 Broken: TypeAlias = Generator[float, None, None]
 
 _MOST_WORKERS = 8
 _AT_POINT_SECONDS = 6.0  # a point that the relay has not reached by then is given up
-_WORK_POINTS = POINTS[:-1]  # all but pruning, which is rare
+_RARE_POINTS = frozenset({"pruning", ABORTING})  # nobody waits there until a relay comes by
 _COMMITS = {"mongo": (b"commitTransaction",), "mysql": (b"COMMIT",)}
 
 
@@ -64,6 +65,7 @@ class Breaks:
         self._aimed_at: set[str] = set()  # a relay knows one point at a time
         self._used: set[str] = set()  # points that were aimed at since all of them had been
         self._healing = False
+        self.points = (*POINTS, *(EXACTLY_ONCE_POINTS if crew.orders.exactly_once else ()))
         self.done = 0
 
     def _note(self, kind: str, worker: Worker | None = None, point: str | None = None, at: float = 0.0) -> None:
@@ -107,11 +109,12 @@ class Breaks:
         if worker is None or worker.name in self._aimed_at:
             return
         self._aimed_at.add(worker.name)
-        point = self._point(POINTS)
+        point = self._point(self.points)
         worker.arm(signal.SIGKILL, point)
         deadline = time.monotonic() + _AT_POINT_SECONDS
-        while worker.is_alive and time.monotonic() < deadline and not self._healing:
-            yield 0.02
+        with self._unanswered(point):
+            while worker.is_alive and time.monotonic() < deadline and not self._healing:
+                yield 0.02
         if worker.is_alive:
             worker.disarm()
             yield 0.2  # it may be on its way
@@ -119,6 +122,22 @@ class Breaks:
         self._note_kill(worker, point)
         if worker.is_alive:
             self._used.discard(point)
+
+    @contextmanager
+    def _unanswered(self, point: str) -> Iterator[None]:
+        """Freeze the broker if only this leads to the point: a transaction that is not confirmed is aborted."""
+        if point != ABORTING or self._broker is None or "broker" in self._away:
+            yield
+            return
+        self._away.add("broker")
+        begun = time.monotonic()
+        self._broker.pause()
+        try:
+            yield
+        finally:
+            self._broker.resume()
+            self._away.discard("broker")
+            self._note("broker", point="half open", at=begun)
 
     def _took_since(self, worker: Worker, begun: float) -> bool:
         """Whether another relay has taken shards since then."""
@@ -143,7 +162,7 @@ class Breaks:
             return
         self._aimed_at.add(worker.name)
         self._away.add("relay")
-        point = self._point(_WORK_POINTS)
+        point = self._point([point for point in self.points if point not in _RARE_POINTS])
         begun = time.monotonic()
         deadline = begun + _AT_POINT_SECONDS
         worker.arm(signal.SIGSTOP, point)

@@ -51,7 +51,9 @@ class KafkaBroker(Broker):
     name = "kafka"
 
     def __init__(self) -> None:
-        self.server: Kafka = Kafka(proxies=PROXIES)
+        # A transaction whose time is over is aborted soon, and not at the next of the broker's rounds of ten seconds.
+        rounds = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+        self.server: Kafka = Kafka(proxies=PROXIES, settings=rounds)
 
     def version(self) -> str:
         return f"Kafka {KAFKA_VERSION}"

@@ -38,6 +38,7 @@ def card(report: Report) -> dict[str, Any]:
         "commit": run.versions.get("commit"),
         "store": run.store,
         "broker": run.broker,
+        "delivery": run.settings.get("delivery", "at-least-once"),
         "planted": run.planted,
         "deliveries": len(history.deliveries),
         "dead": len(history.final.dead),
@@ -64,6 +65,7 @@ def card(report: Report) -> dict[str, Any]:
         "cuts": sum(fault.kind == "sessions" or fault.kind.startswith("proxy:") for fault in faults.all),
         "database_faults": faults.count("database", "failover"),
         "broker_faults": faults.count("broker"),
+        "settled_in_recoveries": sum(len(trace.event_ids) for trace in history.traces if trace.kind == "recovered"),
         "refused_settles": sum(trace.kind == "refused" for trace in history.traces),
         "copies_by_cause": dict(copies.causes),
         "max_in_flight_at_kill": max(copies.in_flight.values(), default=0),
@@ -90,7 +92,11 @@ def text(card: dict[str, Any]) -> str:
     done, requests = card["transactions"], card["requests"]
     versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items() if name != "commit")
     rows = [
-        ("run", f"seed {card['seed']}, {card['store']} to {card['broker']}, {card['seconds']:g} s"),
+        (
+            "run",
+            f"seed {card['seed']}, {card['store']} to {card['broker']} {card['delivery'].replace('-', ' ')}, "
+            f"{card['seconds']:g} s",
+        ),
         ("versions", f"{versions}; commit {card['commit'] or 'unknown'}"),
         ("transactions", f"{done['ok']} ok, {done['rolled_back']} rolled back, {done['unknown']} unknown"),
         ("events", f"{card['events']}, {card['deliveries']} deliveries, {card['dead']} dead"),
@@ -112,6 +118,7 @@ def text(card: dict[str, Any]) -> str:
         ("attributed copies", f"{card['attributed_copies']}{_causes(card['copies_by_cause'])}"),
         ("most per kill", f"{card['max_copies_per_kill']}, in flight at most {card['max_in_flight_at_kill']}"),
         ("refused settles", str(card["refused_settles"])),
+        ("settled in recoveries", f"{card['settled_in_recoveries']} events"),
         (
             "recovery",
             f"p50 {card['recovery_p50']:.1f} s, p99 {card['recovery_p99']:.1f} s, "

@@ -3,17 +3,21 @@
 import asyncio
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import aiormq
 import pulsar
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
+from confluent_kafka import admin as confluent_admin
 
 from proof.content import fingerprint
 from proof.history import Delivery
 
 _READ_SECONDS: Final = 120.0
+
+kafka_admin: Any = confluent_admin  # its types leave out what it exports
 
 
 def from_ledger(path: Path) -> list[Delivery]:
@@ -28,24 +32,44 @@ def from_ledger(path: Path) -> list[Delivery]:
 
 
 def from_kafka(servers: str, topic: str, partitions: int) -> list[Delivery]:
-    """Deliveries to Kafka: every partition from its beginning to its end."""
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "proof", "log_level": 2})
+    """Committed deliveries to Kafka: every partition from its beginning to its end. Waits until each transaction has
+    ended."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "proof",
+            "log_level": 2,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
     places = [TopicPartition(topic, number, 0) for number in range(partitions)]
-    ends = {place.partition: consumer.get_watermark_offsets(place, timeout=30)[1] for place in places}
+    ends = _ends(servers, places)
     consumer.assign(places)
     found: list[Delivery] = []
     left = {number for number, end in ends.items() if end}
     while left:
         message = consumer.poll(30)
-        if message is None or message.error():
-            raise RuntimeError(f"the broker's log cannot be read: {message and message.error()}")
-        delivery = _delivery(message)
-        found.append(delivery)
-        partition, offset = delivery.place
-        if offset + 1 >= ends[partition]:
-            left.discard(partition)
+        if message is None:
+            raise RuntimeError("the broker's log cannot be read to its end")
+        error = message.error()
+        if error is None:
+            found.append(_delivery(message))
+        elif error.code() != KafkaError._PARTITION_EOF:
+            raise RuntimeError(f"the broker's log cannot be read: {error}")
+        # The last places may be of aborted messages, or of the markers of transactions.
+        elif (message.offset() or 0) >= ends[message.partition() or 0]:
+            left.discard(message.partition() or 0)
     consumer.close()
     return sorted(found, key=lambda delivery: tuple(delivery.place))
+
+
+def _ends(servers: str, places: Sequence[TopicPartition]) -> dict[int, int]:
+    """The ends of partitions, behind transactions that are open: those of a consumer lie before them."""
+    admin = kafka_admin.AdminClient({"bootstrap.servers": servers, "log_level": 2})
+    asked = {place: kafka_admin.OffsetSpec.latest() for place in places}
+    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=30)
+    return {place.partition: answer.result().offset for place, answer in answers.items()}
 
 
 async def from_rabbitmq(url: str, queue: str) -> list[Delivery]:

@@ -26,7 +26,7 @@ class Death:
 
 
 class Facts:
-    """Settings: on_dead (a policy, or one for each stream), queue_streams (their names)."""
+    """Settings: on_dead (a policy, or one for each stream), queue_streams (their names), delivery."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -34,6 +34,10 @@ class Facts:
         self.witness: dict[str, Witness] = {line.event_id: line for line in history.witness}
         self.faults = Faults(history.faults)
         self.queues: frozenset[str] = frozenset(self.settings.get("queue_streams", ()))
+
+    @property
+    def exactly_once(self) -> bool:
+        return bool(self.settings.get("delivery") == "exactly-once")
 
     def policy(self, stream: str) -> str:
         said = self.settings.get("on_dead", "skip")

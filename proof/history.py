@@ -123,8 +123,8 @@ class Change:
 class Trace:
     """trace-WORKER.jsonl: the calls of a relay, one line before and one after each call.
 
-    kind: read_begin, read, publish, published, settle, settled, refused (the lease was lost), take, give, renew, lost,
-    start, stop.
+    kind: read_begin, read, publish, published, settle, settled, refused (the lease was lost), recovering (the events of
+    the last ticket), recovered (those that it settled), take, give, renew, lost, start, stop.
     """
 
     at: float
@@ -135,7 +135,8 @@ class Trace:
     token: int | None = None
     event_ids: Sequence[str] = ()
     # Of published: published, retry, rejected, untried. Of settled and refused: published, failed, dead, parked, held.
-    # Of take: took_over, if the owner before had died.
+    # Of recovered: gone, once for each event that the database has lost. Of take: took_over, if the owner before had
+    # died.
     outcomes: Sequence[str] = ()
 
 

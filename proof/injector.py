@@ -8,7 +8,6 @@ from random import Random
 from proof.breaks import Breaks, Broken
 from proof.crew import Crew
 from proof.databases.base import Database
-from proof.tracer import POINTS
 from servers import Server
 
 _LONG_SECONDS = 120.0
@@ -90,7 +89,7 @@ class Injector(Breaks):
         """Whether the run has had the faults that its plan demands."""
         if self.done < self._least or len(self._killed) < self._least_kills:
             return False
-        return not self._every_point or self._killed_at.issuperset(POINTS)
+        return not self._every_point or self._killed_at.issuperset(self.points)
 
     def _go_on(self, fault: Broken) -> None:
         try:

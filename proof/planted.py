@@ -21,6 +21,7 @@ from pillarbox.inbox import sql as inbox
 from pillarbox.inbox.work import Entry, Place
 from pillarbox.publisher import PUBLISHED, Outcome, Result, rejected, retry
 from pillarbox.store import Claim, ClaimResults, Failure, Grant, Settlement
+from proof.planted_exactly_once import BUGS as EXACTLY_ONCE
 
 if TYPE_CHECKING:
     from pillarbox.conformance.probes import SqlProbe
@@ -450,6 +451,6 @@ _OF_RELAYS: Final[dict[str, Callable[[Any, Any], None]]] = {
         inbox_looks_first,
         inbox_marks_in_its_own_transaction,
     )
-}
+} | EXACTLY_ONCE
 _OF_REQUESTS: Final[dict[str, Callable[[Idempotency], None]]] = {answer_before_commit.__name__: answer_before_commit}
 PLANTED: Final = (*_OF_RELAYS, *_OF_REQUESTS, EVENT_IN_A_TRANSACTION_OF_ITS_OWN)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pillarbox import __version__
 from pillarbox.errors import PillarboxError
@@ -36,6 +36,8 @@ _LONG_HOLD_SECONDS: Final = 45.0
 _CONNECTIONS_BOUND: Final = 150
 _MEMORY_BOUND_MB: Final = 400
 _PATIENT_SECONDS: Final = 60.0
+# Less than the timeout of a transaction, and both are shorter than a pause.
+EXACTLY_ONCE_LEASE: Final = 3.0
 _QUIET_SAMPLES: Final = 4  # after this many empty samples in a row the outbox is at rest
 
 
@@ -55,6 +57,7 @@ class Plan:
     faults: str = "all"  # none, term, or all
     on_dead: str = "skip"
     planted: str | None = None
+    delivery: Literal["at-least-once", "exactly-once"] = "at-least-once"
     only: str | None = None  # one kind of fault; after a colon its detail
     lease_seconds: float = 4.0
     prune_seconds: float = 5.0
@@ -166,6 +169,7 @@ def _orders(plan: Plan, database: Database, broker: Broker | None, folder: Path)
         lease_seconds=plan.lease_seconds,
         prune_seconds=plan.prune_seconds,
         planted=plan.planted,
+        delivery=plan.delivery,
     )
 
 
@@ -180,6 +184,7 @@ def _run(plan: Plan, database: Database, broker: Broker | None, orders: Orders) 
     settings = {
         "max_attempts": orders.max_attempts,
         "on_dead": orders.on_dead,
+        "delivery": orders.delivery,
         "lease_seconds": orders.lease_seconds,
         "slots": orders.slots,
         "batch": orders.batch,
@@ -190,7 +195,7 @@ def _run(plan: Plan, database: Database, broker: Broker | None, orders: Orders) 
         "only": plan.only,
         "stream": STREAM,
         "inbox": broker is None,
-        "queue_streams": [QUEUE],
+        "queue_streams": [] if orders.exactly_once else [QUEUE],
         "keep_seconds": orders.keep_seconds,
         "memory_bound": _MEMORY_BOUND_MB,
         "connections_bound": _CONNECTIONS_BOUND,
@@ -254,6 +259,7 @@ def _load(plan: Plan, database: Database, folder: Path, keys: list[str], tasks: 
     load.flaky = load.flaky if plan.flaky is None else plan.flaky
     load.held = load.held if plan.held is None else plan.held
     load.queued = load.queued if plan.queued is None else plan.queued
+    load.queued = 0.0 if plan.delivery == "exactly-once" else load.queued
     load.requests = load.requests if plan.requests is None else plan.requests
     return load
 

@@ -3,6 +3,7 @@
 The points are here and not in the library, so that nothing there can switch them on.
 """
 
+import logging
 import os
 import random
 import signal
@@ -21,12 +22,19 @@ from pillarbox.batch import Batch, Part
 from pillarbox.event import Status
 from pillarbox.observe import Observer
 from pillarbox.publisher import Outcome
-from pillarbox.store import PARKED, Claim, ClaimResults, Grant, Settlement
+from pillarbox.store import PARKED, Claim, ClaimResults, Grant, Progress, Settlement
+from pillarbox.store.ticket import Ticket
 from proof.history import Log, Trace
 
 POINTS: Final = (
     *("reading", "read", "before_send", "sent", "confirmed", "settling", "settled"),
     *("renewing", "taking", "pruning"),
+)
+ABORTING: Final = "transaction_aborting"
+# With exactly once: those of the publisher's protocol, as its log names them, and the commit and the recovery.
+EXACTLY_ONCE_POINTS: Final = (
+    *("shard_fenced", "progress_read", "recovering", "recovered", "transaction_begun", "transaction_sent"),
+    *("transaction_confirmed", "committing", "transaction_committed", ABORTING),
 )
 _SOON_SECONDS: Final = 0.02
 _NO_RESULTS: Final[Mapping[UUID, str]] = MappingProxyType({})
@@ -62,6 +70,20 @@ class Points:
     def around(self, point: str) -> None:
         """At a random moment of the call that begins now."""
         self.at(point, random.uniform(0.001, _SOON_SECONDS))
+
+
+class Steps(logging.Handler):
+    """Makes points of the steps that the Kafka publisher writes into its log."""
+
+    def __init__(self, points: Points) -> None:
+        super().__init__()
+        self._points = points
+
+    def emit(self, record: logging.LogRecord) -> None:
+        action = getattr(record, "action", "")
+        if action == "transaction_confirmed":
+            self._points.around("committing")
+        self._points.at(action)
 
 
 class Lease(NamedTuple):
@@ -114,6 +136,16 @@ class Tracer(Observer):
             self._write("read", _part_lease(grants[0].stream, part), _ids(part.events))
         if parts:
             self._points.at("read")
+
+    def before_recover(self, grant: Grant, ticket: bytes) -> None:
+        self._write("recovering", _lease(grant), _named(ticket))
+        self._points.around("recovering")
+
+    def after_recover(self, grant: Grant, ticket: bytes, progress: Progress, seconds: float) -> None:
+        gone = set(map(str, progress.gone))
+        settled = [each for each in _named(ticket) if each not in gone] if progress.settled else []
+        self._write("recovered", _lease(grant), settled, [*["published"] * len(settled), *["gone"] * len(gone)])
+        self._points.at("recovered")
 
     def before_settle(self, settlements: Sequence[Settlement]) -> None:
         for settlement in settlements:
@@ -207,6 +239,11 @@ def _results_by_id(results: ClaimResults) -> dict[UUID, str]:
 def _charged(claims: Sequence[Claim], results: ClaimResults) -> list[Claim]:
     given_back = {event.id for event in results.refund}
     return [claim for claim in claims if claim.event.id not in given_back]
+
+
+def _named(ticket: bytes) -> list[str]:
+    """The ids of a ticket's events."""
+    return [str(each) for each in Ticket.read(ticket).ids] if ticket else []
 
 
 def _ids(events: Iterable[Event]) -> list[str]:

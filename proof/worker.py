@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pillarbox import Handlers
 from pillarbox.batch import Batch
@@ -27,7 +27,7 @@ from proof.databases import kind_of
 from proof.history import Log, Trace
 from proof.planted import plant
 from proof.scraper import Scraper
-from proof.tracer import Points, Tracer
+from proof.tracer import Points, Steps, Tracer
 
 
 @dataclass(slots=True)
@@ -47,6 +47,12 @@ class Orders:
     prune_seconds: float = 5.0
     keep_seconds: float = 20.0
     planted: str | None = None
+    delivery: Literal["at-least-once", "exactly-once"] = "at-least-once"
+    transaction_seconds: float = 4.0  # a transaction of a relay that died ends after this time
+
+    @property
+    def exactly_once(self) -> bool:
+        return self.delivery == "exactly-once"
 
 
 class Door(Publisher):
@@ -100,6 +106,8 @@ def _kafka(orders: Orders) -> Any:
         servers=orders.broker["servers"],
         topic=orders.broker["topic"],
         strict_keys=orders.on_dead != "skip",
+        delivery=orders.delivery,
+        properties={"transaction.timeout.ms": round(orders.transaction_seconds * 1000)} if orders.exactly_once else {},
     )
 
 
@@ -138,15 +146,18 @@ def main() -> None:
         "lease": orders.lease_seconds,
         "poll_limit": 0.5,
     }
-    streams = [
-        Stream(STREAM, to, slots=orders.slots, batch=orders.batch, on_dead=OnDead(orders.on_dead), **limits),
-        Stream(QUEUE, queue_to, mode="queue", **limits),
-    ]
+    streams = [Stream(STREAM, to, slots=orders.slots, batch=orders.batch, on_dead=OnDead(orders.on_dead), **limits)]
+    if not orders.exactly_once:  # a queue has copies
+        streams.append(Stream(QUEUE, queue_to, mode="queue", **limits))
+    points = Points()
+    protocol = logging.getLogger("pillarbox.publishers.kafka")
+    protocol.setLevel(logging.DEBUG)
+    protocol.addHandler(Steps(points))
     scraper = Scraper(Path(orders.folder), orders.name)
     relay = Relay(
         store,
         streams,
-        observers=[Tracer(log, orders.name, Points()), scraper.observer],
+        observers=[Tracer(log, orders.name, points), scraper.observer],
         prune_every=orders.prune_seconds,
         keep_published=orders.keep_seconds,
         grace=10.0,

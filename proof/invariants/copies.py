@@ -38,7 +38,7 @@ def count_copies(facts: Facts) -> tuple[Copies, list[Violation]]:
         extra = copies - 1 - facts.replays(event_id)
         if extra <= 0 or event_id not in facts.witness:
             continue
-        explained = causes.get(event_id, [])[:extra]
+        explained = [] if facts.exactly_once else causes.get(event_id, [])[:extra]
         found.attributed += len(explained)
         found.causes.update(cause if isinstance(cause, str) else cause.kind for cause in explained)
         found.per_kill.update(_kill(cause) for cause in explained if _is_kill(cause))
@@ -60,7 +60,7 @@ def _kill(fault: Fault) -> tuple[float, str]:
 
 
 def bounded_copies(facts: Facts) -> Iterator[Violation]:
-    """I10: an event is delivered exactly once, unless a fault explains the copy.
+    """I10: an event is delivered exactly once, unless a fault explains the copy. With exactly once no fault does.
 
     Such faults, between its publish and its settle: its worker was killed, paused or lost its lease, or the database or
     the broker could not be reached.

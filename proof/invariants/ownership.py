@@ -87,10 +87,10 @@ def fencing(facts: Facts) -> Iterator[Violation]:
     accepted: set[tuple[str, int]] = set()
     begun: dict[tuple[str, str, int | None], float] = {}
     for trace in facts.history.traces:
-        if trace.token is None or trace.kind not in ("settle", "settled"):
+        if trace.token is None or trace.kind not in ("settle", "settled", "recovering", "recovered"):
             continue
         shard = trace.worker, trace.stream, trace.shard
-        if trace.kind == "settle":
+        if trace.kind in ("settle", "recovering"):
             begun[shard] = trace.at
             for event_id in trace.event_ids:
                 tried[event_id].add(trace.token)
@@ -162,9 +162,9 @@ def _read_again(facts: Facts) -> Iterator[Violation]:
                         confirmed.add((trace.worker, event_id))
                     else:
                         confirmed.discard((trace.worker, event_id))
-            case "settled":
+            case "settled" | "recovered":
                 for event_id in trace.event_ids:
-                    if (trace.worker, event_id) in confirmed:
+                    if trace.kind == "recovered" or (trace.worker, event_id) in confirmed:
                         over[event_id] = trace.at
             case "read":
                 for event_id in trace.event_ids:

@@ -6,6 +6,7 @@ from proof.facts import Facts
 from proof.violation import Violation
 
 LOST = "committed, but neither delivered nor dead nor discarded by an operator"
+GONE = "published, and the database has lost it"
 UNSETTLED = "delivered, but the outbox still has it as waiting"
 _OVER = ("published", "dead")
 
@@ -27,6 +28,10 @@ def no_loss(facts: Facts) -> Iterator[Violation]:
                 yield Violation("I1", UNSETTLED, event_id, f"state {state}")
         elif event_id not in final.dead and not facts.ended_by_operator(event_id):
             yield Violation("I1", LOST, event_id, f"state {state}, key {line.key}, n {line.n}")
+    for trace in facts.history.traces:
+        if trace.kind == "recovered" and "gone" in trace.outcomes:
+            what = f"{trace.outcomes.count('gone')} events, noticed by {trace.worker}"
+            yield Violation("I1", GONE, f"{trace.stream}/{trace.shard}", what)
 
 
 def _blocked_keys(facts: Facts) -> set[tuple[str, str | None]]:

@@ -47,6 +47,14 @@ QUEUE = replace(SERVER, only="stop_at_point:confirmed", queued=1.0, least_faults
 # Without queued events: a relay that is stopped in its queue stream would not show the bug.
 PAUSES = replace(SERVER, only="stop_at_point:confirmed,reading,settling", least_faults=3, queued=0.0)
 
+# Each point leads to the bug: after a commit nothing is settled, at a begin nothing is sent that others could wait for.
+ONCE = replace(CALM, broker="kafka", delivery="exactly-once", requests=None)
+ONCE_KILLS = replace(ONCE, faults="all", only="kill_at_point:transaction_committed", least_faults=2, lease_seconds=1.0)
+ONCE_SETTLED = replace(ONCE_KILLS, only="kill_at_point:settled")
+ONCE_PAUSES = replace(
+    ONCE_KILLS, store="postgres", workers=2, seconds=3.0, only="stop_at_point:transaction_begun", rejected=None
+)
+
 WITHOUT_A_BUG = {
     "calm": CALM,
     "kills": KILLS,
@@ -57,6 +65,9 @@ WITHOUT_A_BUG = {
     "clocks": CLOCKS,
     "queue": QUEUE,
     "copies": COPIES,
+    "once-calm": ONCE,
+    "once-kills": ONCE_KILLS,
+    "once-pauses": ONCE_PAUSES,
 }
 
 
@@ -93,6 +104,10 @@ BUGS = {
     "answer_before_commit": Caught(CALM, "I14"),
     "inbox_looks_first": Caught(COPIES, "I12"),
     "inbox_marks_in_its_own_transaction": Caught(CALM, "I12"),
+    "recovery_that_trusts_an_old_record": Caught(ONCE_KILLS, "I10"),
+    "settle_before_the_commit": Caught(ONCE_SETTLED, "I1"),
+    "no_fencing_at_take_over": Caught(ONCE_PAUSES, "I10"),
+    "producer_used_again_after_a_doubt": Caught(ONCE, "I10"),
 }
 
 Reports = dict[str, Future[Report]]
