@@ -22,6 +22,13 @@ LARGEST_BYTES: Final = 200_000  # of a message that the broker takes
 PROXIES: Final = 4
 _NAME: Final = "proof"
 _PARTITIONS: Final = 4
+_FOR_TRANSACTIONS: Final = {
+    # A transaction whose time is over is aborted soon, and not at the next of the broker's rounds of ten seconds.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    # A node that stood still is not taken for dead: there is no other, and without a leader Kafka forgets the ends of
+    # transactions.
+    "broker.session.timeout.ms": "60000",
+}
 
 
 class Broker(ABC):
@@ -50,10 +57,8 @@ class Broker(ABC):
 class KafkaBroker(Broker):
     name = "kafka"
 
-    def __init__(self) -> None:
-        # A transaction whose time is over is aborted soon, and not at the next of the broker's rounds of ten seconds.
-        rounds = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
-        self.server: Kafka = Kafka(proxies=PROXIES, settings=rounds)
+    def __init__(self, *, exactly_once: bool = False) -> None:
+        self.server: Kafka = Kafka(proxies=PROXIES, settings=_FOR_TRANSACTIONS if exactly_once else {})
 
     def version(self) -> str:
         return f"Kafka {KAFKA_VERSION}"
@@ -144,9 +149,11 @@ HANDLERS: Final = "handlers"
 """In place of a broker: the events go to handlers in the relay."""
 
 
-def broker_of(name: str) -> Broker | None:
+def broker_of(name: str, *, exactly_once: bool = False) -> Broker | None:
     """The broker of this name; None: handlers."""
     if name == HANDLERS:
         return None
+    if exactly_once:
+        return KafkaBroker(exactly_once=True)
     made: Broker = BROKERS[name]()
     return made

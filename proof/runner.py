@@ -84,7 +84,7 @@ def perform(plan: Plan, folder: Path, tell: Callable[[str], None] = _silent) -> 
     folder.mkdir(parents=True, exist_ok=True)
     tell(f"starting {plan.store} and {plan.broker}")
     database = kind_of(plan.store)(folder)
-    broker = broker_of(plan.broker)
+    broker = broker_of(plan.broker, exactly_once=plan.delivery == "exactly-once")
     crew: Crew | None = None
     network: Network | None = None
     try:
