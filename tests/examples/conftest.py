@@ -15,12 +15,13 @@ from tests.examples.shops import WAIT, Relays
 
 @pytest.fixture
 def relays(tmp_path: Path) -> Iterator[Relays]:
-    """`relays(3, url, kafka)` starts so many, as the README says; returns their logs."""
+    """`relays(3, url, kafka)` starts so many; returns their logs."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(count: int, store: str, kafka: Kafka) -> list[Path]:
+    def start(count: int, store: str, kafka: Kafka, options: str = "") -> list[Path]:
         environment = os.environ | {"PILLARBOX_STORE": store}
-        words = [sys.executable, "-m", "pillarbox", "relay", "--to", f"{kafka.url}?topic={TOPIC}&envelope=legacy"]
+        to = f"{kafka.url}?topic={TOPIC}&envelope=legacy{options}"
+        words = [sys.executable, "-m", "pillarbox", "relay", "--to", to]
         logs = [tmp_path / f"relay-{len(started) + number}.log" for number in range(count)]
         for log in logs:
             with log.open("wb") as file:

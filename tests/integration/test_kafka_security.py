@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from confluent_kafka import admin as confluent_admin
 
-from pillarbox.batch import Batch
+from pillarbox.batch import Batch, Part
 from pillarbox.errors import Outage
 from pillarbox.event import Status
 from pillarbox.publisher import PUBLISHED, Outcome, Place, Result
 from pillarbox.publishers.kafka import KafkaPublisher
-from pillarbox.store import Store
+from pillarbox.store import Store, new_ticket
 from servers import Kafka
 from servers.fixtures import OwnServer
 from tests.integration.certificates import Certificates, certificates
@@ -230,5 +230,10 @@ async def test_the_rights_for_exactly_once_are_named(guarded: Guarded) -> None:
             await publisher.recover(place)
         allow("TRANSACTIONAL_ID", "WRITE", "DESCRIBE")
         assert await publisher.recover(place) == b""
+        events = [an_event(n) for n in range(3)]
+        ticket = new_ticket(events, None)
+        batch = Batch(place.stream, [Part(place.shard, place.token, events, ticket)])
+        assert await publisher.publish(batch) == [PUBLISHED] * 3
+        assert await publisher.recover(place) == ticket
     finally:
         await publisher.close()
