@@ -41,6 +41,9 @@ class Guarded:
                 "ssl.truststore.type": "PEM",
                 "ssl.truststore.location": str(self.files.authority),
                 "listener.name.plaintext.ssl.client.auth": "required",
+                # Brokers talk to each other, and a lone one to itself, to check transactions. Without the name they take
+                # the listener's name for its protocol, and speak without TLS.
+                "inter.broker.listener.name": "PLAINTEXT",
                 "sasl.enabled.mechanisms": "PLAIN",
                 "sasl.mechanism.inter.broker.protocol": "PLAIN",
                 "listener.name.plaintext.plain.sasl.jaas.config": (
