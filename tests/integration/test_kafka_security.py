@@ -41,8 +41,8 @@ class Guarded:
                 "ssl.truststore.type": "PEM",
                 "ssl.truststore.location": str(self.files.authority),
                 "listener.name.plaintext.ssl.client.auth": "required",
-                # Brokers talk to each other, and a lone one to itself, to check transactions. Without the name they take
-                # the listener's name for its protocol, and speak without TLS.
+                # A lone broker talks to itself, too, to check transactions. Without this name it takes the listener's
+                # name for its protocol, and speaks without TLS.
                 "inter.broker.listener.name": "PLAINTEXT",
                 "sasl.enabled.mechanisms": "PLAIN",
                 "sasl.mechanism.inter.broker.protocol": "PLAIN",

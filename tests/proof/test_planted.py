@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from proof.checker import Report, check
 from proof.planted import PLANTED
+from proof.planted_exactly_once import BUGS as EXACTLY_ONCE
 from proof.runner import Plan, perform
 from tests.proof.verdict import verdict
 
@@ -135,14 +136,18 @@ def test_every_planted_bug_has_its_scenario() -> None:
     assert set(BUGS) == set(PLANTED)
 
 
-@pytest.mark.parametrize("bug", BUGS)
+def long_if(name: str, wanted: bool) -> Any:
+    return pytest.param(name, marks=pytest.mark.long) if wanted else name
+
+
+@pytest.mark.parametrize("bug", [long_if(bug, bug in EXACTLY_ONCE) for bug in BUGS])
 def test_a_planted_bug_is_caught(bug: str, reports: Reports) -> None:
     report = reports[bug].result()
 
     assert BUGS[bug].by in {finding.invariant for finding in report.findings}, verdict(report)
 
 
-@pytest.mark.parametrize("scenario", WITHOUT_A_BUG)
+@pytest.mark.parametrize("scenario", [long_if(name, name in ("once-calm", "once-pauses")) for name in WITHOUT_A_BUG])
 def test_the_same_without_a_bug_passes(scenario: str, reports: Reports) -> None:
     report = reports[scenario].result()
 

@@ -3,12 +3,13 @@
 The seeds are fixed, so that a test fails only because of a change. `make prove` takes new seeds and prints them.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from proof.checker import check
-from proof.runner import Plan, perform
+from proof.runner import EXACTLY_ONCE_LEASE, Plan, perform
 from proof.tracer import POINTS
 from tests.proof.verdict import verdict
 
@@ -27,12 +28,15 @@ POLICIES = [
 ]
 
 
+ONCE = [replace(plan, delivery="exactly-once", lease_seconds=EXACTLY_ONCE_LEASE) for plan in ALL[:2]]
+
+
 def name(plan: Plan) -> str:
-    return f"{plan.store}-{plan.broker}-{plan.on_dead}"
+    return f"{plan.store}-{plan.broker}-{plan.on_dead}-{plan.delivery}"
 
 
 @pytest.mark.parametrize(
-    "plan", [*ALL, *(pytest.param(each, marks=pytest.mark.long) for each in (*POLICIES, *BROKERS))], ids=name
+    "plan", [*ALL, *(pytest.param(each, marks=pytest.mark.long) for each in (*POLICIES, *BROKERS, *ONCE))], ids=name
 )
 def test_with_every_fault_the_promise_is_kept(plan: Plan, tmp_path: Path) -> None:
     report = check(perform(plan, tmp_path))

@@ -212,7 +212,8 @@ class ProgressTopics:
                 return value
         raise Outage(
             f"{self._description}: the progress topic {consumer.assignment()[0].topic!r} cannot be read to its end; "
-            "another relay has a transaction open there, or the cluster is busy"
+            "another relay has a transaction open there, or the cluster is busy; if this lasts, see the runbook: "
+            "Exactly once into Kafka"
         )
 
     def _outage(self, place: Place, error: KafkaException) -> Outage:
