@@ -27,6 +27,7 @@ from proof.planted import PLANTED
 from proof.tracer import EXACTLY_ONCE_POINTS, POINTS
 
 BROKERS = ("kafka", "pulsar", "rabbitmq", "handlers")
+_SET = "kafka-set"
 _CARD = Path("build/run-card.json")
 
 
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("folder", type=Path, help="the folder with the files of a run")
     running = commands.add_parser("run", help="make a history and check it; exit code: 0 passed")
     running.add_argument("--store", choices=NAMES, default="postgres", help="default postgres")
-    running.add_argument("--broker", choices=BROKERS, default="kafka", help="default kafka")
+    running.add_argument("--broker", choices=(*BROKERS, _SET), default="kafka", help="default kafka")
     running.add_argument("--seconds", type=float, default=60.0, help="how long events are written; default 60")
     running.add_argument("--seed", type=int, help="default: a random one, which is printed")
     running.add_argument(
@@ -110,8 +111,8 @@ def run(asked: argparse.Namespace) -> int:
         delivery=asked.delivery,
     )
     if plan.delivery == "exactly-once":
-        if plan.broker != "kafka":
-            print(f"--delivery exactly-once needs --broker kafka, not {plan.broker}", file=sys.stderr)
+        if plan.broker not in ("kafka", _SET):
+            print(f"--delivery exactly-once needs --broker kafka or {_SET}, not {plan.broker}", file=sys.stderr)
             return 2
         plan.lease_seconds = EXACTLY_ONCE_LEASE
     return _perform(asked, seed, lambda folder, tell: perform(plan, folder, tell))

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +14,10 @@ from pillarbox.store import Ref
 from proof.crew import Crew, Worker
 from proof.databases.base import Database
 from proof.history import Fault, Log
-from proof.proxy import Proxy
+from proof.network import modes
 from proof.tracer import ABORTING, EXACTLY_ONCE_POINTS, POINTS
 from servers import Server
+from servers.base import ServerSet
 
 Broken: TypeAlias = Generator[float, None, None]
 
@@ -24,18 +25,6 @@ _MOST_WORKERS = 8
 _AT_POINT_SECONDS = 6.0  # a point that the relay has not reached by then is given up
 _RARE_POINTS = frozenset({"pruning", ABORTING})  # nobody waits there until a relay comes by
 _COMMITS = {"mongo": (b"commitTransaction",), "mysql": (b"COMMIT",)}
-
-
-def _modes(proxy: Proxy, chance: Random) -> list[tuple[str, Callable[[], Any]]]:
-    return [
-        ("delay", lambda: proxy.delay(chance.uniform(0.01, 0.2), 0.05)),
-        ("throttle", lambda: proxy.throttle(20_000)),
-        ("reset", proxy.reset),
-        ("refuse", lambda: proxy.refuse(reset=True)),
-        ("drop", lambda: proxy.drop("both")),
-        ("drop replies", lambda: proxy.drop("to_client")),
-        ("cut", lambda: proxy.cut_after(chance.randint(100, 20_000), "to_client")),
-    ]
 
 
 def started(server: Server) -> Broken:
@@ -55,6 +44,7 @@ class Breaks:
         self._chance = chance
         self._database = database
         self._broker = broker
+        self._nodes: Sequence[Server] = broker.nodes if isinstance(broker, ServerSet) else [broker] if broker else []
         self._crew = crew
         self._detail = detail
         self._log = Log(crew.folder / "faults.jsonl")
@@ -77,6 +67,10 @@ class Breaks:
     def _one(self) -> Worker | None:
         alive = self._crew.alive
         return self._chance.choice(alive) if alive else None
+
+    def _node(self) -> Server:
+        """The broker, or one of its nodes."""
+        return self._nodes[0] if len(self._nodes) == 1 else self._chance.choice(self._nodes)
 
     def _note_kill(self, worker: Worker, point: str) -> None:
         """Note one kill for each worker, even if two faults hit it."""
@@ -131,11 +125,12 @@ class Breaks:
             return
         self._away.add("broker")
         begun = time.monotonic()
-        self._broker.pause()
+        node = self._node()
+        node.pause()
         try:
             yield
         finally:
-            self._broker.resume()
+            node.resume()
             self._away.discard("broker")
             self._note("broker", point="half open", at=begun)
 
@@ -346,7 +341,7 @@ class Breaks:
         if worker is None or worker.to_database is None:
             return
         begun = time.monotonic()
-        name, change = self._chance.choice(_modes(worker.to_database, self._chance))
+        name, change = self._chance.choice(modes(worker.to_database, self._chance))
         self._crew.network.run(change())
         yield self._chance.uniform(0.3, self._crew.orders.lease_seconds * 1.5)
         self._crew.network.run(worker.to_database.heal())
@@ -368,7 +363,7 @@ class Breaks:
         """Break the network between some relays and the broker: slow, half open, or acknowledgements are lost."""
         proxy = self._chance.choice(self._crew.network.broker)
         begun = time.monotonic()
-        name, change = self._chance.choice([*_modes(proxy, self._chance), ("swallow", proxy.swallow_replies)])
+        name, change = self._chance.choice([*modes(proxy, self._chance), ("swallow", proxy.swallow_replies)])
         self._crew.network.run(change())
         yield self._chance.uniform(0.5, 4.0)
         self._crew.network.run(proxy.heal())
@@ -378,9 +373,10 @@ class Breaks:
         if self._broker is not None and "broker" not in self._away:
             self._away.add("broker")
             begun = time.monotonic()
-            self._broker.kill()
+            node = self._node()
+            node.kill()
             yield self._chance.uniform(0.5, 3.0)
-            yield from started(self._broker)
+            yield from started(node)
             self._away.discard("broker")
             self._note("broker", at=begun)
 
@@ -388,8 +384,9 @@ class Breaks:
         if self._broker is not None and "broker" not in self._away:
             self._away.add("broker")
             begun = time.monotonic()
-            self._broker.pause()
+            node = self._node()
+            node.pause()
             yield self._chance.uniform(0.5, 4.0)
-            self._broker.resume()
+            node.resume()
             self._away.discard("broker")
             self._note("broker", point="half open", at=begun)

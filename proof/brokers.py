@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from proof.deliveries import from_kafka, from_pulsar, from_rabbitmq
 from proof.history import Delivery
-from servers import Kafka, Pulsar, RabbitMQ, Server
+from servers import Kafka, KafkaCluster, Pulsar, RabbitMQ, Server
 from servers.kafka import VERSION as KAFKA_VERSION
 from servers.kafka import ProxyPorts
 from servers.pulsar import VERSION as PULSAR_VERSION
@@ -35,6 +35,7 @@ class Broker(ABC):
     """One broker. Its relays reach it by proxies."""
 
     name: ClassVar[str]
+    is_set: ClassVar[bool] = False  # of several nodes, each with its proxy
     server: Server
 
     @abstractmethod
@@ -54,6 +55,14 @@ class Broker(ABC):
         """All that was delivered, in the broker's order."""
 
 
+def _prepare_kafka(servers: str, copies: int) -> dict[str, Any]:
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
+    config = {"max.message.bytes": str(LARGEST_BYTES)}
+    topic = NewTopic(_NAME, num_partitions=_PARTITIONS, replication_factor=copies, config=config)
+    admin.create_topics([topic])[_NAME].result(30)
+    return {"kind": "kafka", "servers": servers, "topic": _NAME}
+
+
 class KafkaBroker(Broker):
     name = "kafka"
 
@@ -67,11 +76,30 @@ class KafkaBroker(Broker):
         return self.server.proxies
 
     def prepare(self) -> dict[str, Any]:
-        admin = AdminClient({"bootstrap.servers": self.server.bootstrap_servers, "log_level": 2})
-        config = {"max.message.bytes": str(LARGEST_BYTES)}
-        topic = NewTopic(_NAME, num_partitions=_PARTITIONS, replication_factor=1, config=config)
-        admin.create_topics([topic])[_NAME].result(30)
-        return {"kind": self.name, "servers": self.server.bootstrap_servers, "topic": _NAME}
+        return _prepare_kafka(self.server.bootstrap_servers, copies=1)
+
+    def deliveries(self) -> list[Delivery]:
+        return from_kafka(self.server.bootstrap_servers, _NAME, _PARTITIONS)
+
+
+class KafkaSetBroker(Broker):
+    """Three nodes, of which one at a time is broken. A relay reaches each node by its proxy."""
+
+    name = "kafka-set"
+    is_set = True
+
+    def __init__(self) -> None:
+        rounds = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+        self.server: KafkaCluster = KafkaCluster(settings=rounds, proxies=1)
+
+    def version(self) -> str:
+        return f"Kafka {KAFKA_VERSION}, 3 nodes"
+
+    def proxies(self) -> Sequence[ProxyPorts]:
+        return [node.proxies[0] for node in self.server.nodes]
+
+    def prepare(self) -> dict[str, Any]:
+        return _prepare_kafka(self.server.bootstrap_servers, copies=3)
 
     def deliveries(self) -> list[Delivery]:
         return from_kafka(self.server.bootstrap_servers, _NAME, _PARTITIONS)
@@ -144,7 +172,7 @@ class PulsarBroker(Broker):
         return from_pulsar(self.server.url, _NAME)
 
 
-BROKERS: Final = {each.name: each for each in (KafkaBroker, RabbitMQBroker, PulsarBroker)}
+BROKERS: Final = {each.name: each for each in (KafkaBroker, KafkaSetBroker, RabbitMQBroker, PulsarBroker)}
 HANDLERS: Final = "handlers"
 """In place of a broker: the events go to handlers in the relay."""
 
@@ -153,7 +181,7 @@ def broker_of(name: str, *, exactly_once: bool = False) -> Broker | None:
     """The broker of this name; None: handlers."""
     if name == HANDLERS:
         return None
-    if exactly_once:
+    if exactly_once and name == KafkaBroker.name:
         return KafkaBroker(exactly_once=True)
     made: Broker = BROKERS[name]()
     return made

@@ -54,8 +54,6 @@ class Member:
 class Worker(Member):
     """A relay."""
 
-    to_broker: Proxy | None
-
     def arm(self, number: signal.Signals, point: str) -> None:
         """Have it send itself this signal when it reaches that point."""
         self._tell(f"{number.name} {point}")
@@ -100,14 +98,13 @@ class Crew:
         number = len(self.workers) + 1
         name = f"w{number}"
         orders = replace(self.orders, name=name)
-        to_database, to_broker = self.network.to_database(), None
+        to_database, to_broker = self.network.to_database(), self.network.to_broker(number)
         if to_database is not None:
             orders.store = self._database.through(to_database.port)
-        if self.network.broker:
-            to_broker = self.network.broker[number % len(self.network.broker)]
-            orders.broker = {**orders.broker, "servers": f"127.0.0.1:{to_broker.port}"}
+        if to_broker:
+            orders.broker = {**orders.broker, "servers": ",".join(f"127.0.0.1:{each.port}" for each in to_broker)}
         process = self._start("proof.worker", name, worker_argument(orders), clock=clock)
-        worker = Worker(name, process, to_database, to_broker)
+        worker = Worker(name, process, to_database)
         self.workers.append(worker)
         self._alive.append(worker)
         return worker

@@ -61,7 +61,7 @@ class Injector(Breaks):
             "migration": (1, self.migration),
         }
         # A lone node of Kafka that is killed forgets the ends of transactions: docs/proof.md.
-        if not self._crew.orders.exactly_once:
+        if len(self._nodes) > 1 or not self._crew.orders.exactly_once:
             known["broker"] = (1, self.shut_the_door if self._broker is None else self.broker)
         if self._database.port is not None:
             known |= {"network": (3, self.network), "swallow": (3, self.swallow), "client": (2, self.client)}

@@ -612,6 +612,52 @@ def test_more_copies_than_a_kill_explains_are_caught() -> None:
     assert (report.copies.attributed, report.copies.unattributed) == (3, 1)
 
 
+def once() -> World:
+    """With exactly once: a relay was killed after it had published, and another one has taken its shard."""
+    world = World()
+    world.history.run.settings["delivery"] = "exactly-once"
+    world.take("w1")
+    world.commit("a")
+    world.turn("w1")
+    world.commit("a", "a", "b")
+    world.turn("w1", dies="confirmed")
+    world.take("w2")
+    return world
+
+
+def test_with_exactly_once_a_recovery_settles_what_was_published() -> None:
+    world = once()
+    world.recover("w2")
+
+    report = passes(world.rest("w2"))
+
+    assert card(report)["settled_in_recoveries"] == 3
+    assert report.copies.attributed == 0
+
+
+def test_with_exactly_once_no_fault_explains_a_copy() -> None:
+    report = check(once().rest("w2"))
+
+    assert broken(report) == {"I10"}
+    assert (report.copies.attributed, report.copies.unattributed) == (0, 3)
+
+
+def test_an_event_that_is_read_again_after_its_recovery_is_caught() -> None:
+    world = once()
+    world.recover("w2")
+    world.trace("w2", "read_begin")
+    world.trace("w2", "read", ["e2"])
+
+    assert broken(check(world.rest("w2"))) == {"I9"}
+
+
+def test_published_events_that_the_database_has_lost_are_caught() -> None:
+    world = once()
+    world.recover("w2", gone=1)
+
+    assert broken(check(world.rest("w2"))) == {"I1"}
+
+
 def test_a_copy_of_an_event_that_a_killed_worker_had_settled_is_caught() -> None:
     world = World()
     world.take("w1")

@@ -123,6 +123,16 @@ class World:
         pending = [row for row in self.rows.values() if row.state == "pending"][:limit]
         self._work(worker, pending, token, dies)
 
+    def recover(self, worker: str, gone: int = 0) -> None:
+        """Exactly once: settle what the owner before had published. So many more events are lost in the database."""
+        published = {delivery.event_id for delivery in self.history.deliveries}
+        rows = [row for row in self.rows.values() if row.state == "pending" and row.event_id in published]
+        ids = [row.event_id for row in rows]
+        self.trace(worker, "recovering", ids)
+        for row in rows:
+            self.move(row, "published", worker)
+        self.trace(worker, "recovered", ids, outcomes=[*["published"] * len(ids), *["gone"] * gone])
+
     def pause(self, worker: str, successor: str) -> None:
         """The worker is stopped after it has sent. Another takes over, and the settle of the first is refused."""
         token = self.lease.token
