@@ -327,11 +327,13 @@ class Sender:
 
     def _record(self, call: Call, targets: Mapping[str, Target], wave: Wave, ending: Ending) -> None:
         """Record the outcomes of a wave that was not confirmed as a whole."""
-        confirmed = [index for index in wave.sent if wave.answers[index] is not None and is_ok(wave.answers[index])]
+        # Answers may still come. Read twice, one could be missing at first and then count as a refusal with the name Ok.
+        answers = tuple(wave.answers)
+        confirmed = {index for index in wave.sent if answers[index] is not None and is_ok(answers[index])}
         for index in confirmed:
             call.confirm(index)
-        for index in sorted(set(wave.sent).difference(confirmed)):
-            event, result = call.events[index], wave.answers[index]
+        for index in sorted(set(wave.sent) - confirmed):
+            event, result = call.events[index], answers[index]
             topic = targets[event.topic].topic
             if result is not None:
                 if call.outcomes[index] is UNTRIED:  # else it was recorded when it was sent

@@ -1,6 +1,7 @@
 """From an event to RabbitMQ's message and its address. Pure."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from pamqp.commands import Basic
@@ -16,6 +17,9 @@ _NAME_BYTES: Final = 128  # the client would cut it off
 _PERSISTENT: Final = 2
 # The properties stand in one frame with the headers; this is left for all but the headers.
 _OTHER_PROPERTIES_BYTES: Final = 2048
+# Headers by which the server routes. It closes the channel for one that is no list, and ours are text.
+_ROUTING_HEADERS: Final = ("CC", "BCC")
+_FIRST_INSTANT: Final = datetime(1970, 1, 1, tzinfo=UTC)  # the protocol has no earlier one
 
 
 class Address(NamedTuple):
@@ -77,6 +81,8 @@ def post(
         if len(value) * 4 > _SHORT_BYTES and len(value.encode()) > _SHORT_BYTES:
             raise Reject(f"the {name} takes more than {_SHORT_BYTES} bytes, the most that RabbitMQ takes; shorten it")
     for name in headers:
+        if name in _ROUTING_HEADERS:
+            raise Reject(f"RabbitMQ routes by the header {name!r} and takes no text in it; give the header another name")
         if len(name.encode()) > _NAME_BYTES:
             raise Reject(
                 f"the header {name[:20]!r}... has a name of more than {_NAME_BYTES} bytes, the most that "
@@ -93,7 +99,7 @@ def post(
         headers=dict(headers),
         delivery_mode=_PERSISTENT,
         message_id=id_text(event.id),
-        timestamp=event.occurred_at,
+        timestamp=event.occurred_at if event.occurred_at >= _FIRST_INSTANT else None,
         message_type=event.type,
     )
     return Posting(address, body, properties)
