@@ -1,11 +1,19 @@
-"""RabbitMQ for tests: an operator's connection."""
+"""RabbitMQ for tests: an operator's connection, and what a relay does with a publisher."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import aiormq
+
+from pillarbox.batch import Batch
+from pillarbox.conformance.events import make_event
+from pillarbox.event import Event
+from pillarbox.publisher import PUBLISHED, Outcome, Result
+from pillarbox.publishers.rabbitmq import RabbitMQPublisher
 
 
 class Found(NamedTuple):
@@ -55,3 +63,50 @@ class Desk:
 async def desk(url: str) -> AsyncIterator[Desk]:
     async with aiormq.connect(url) as connection:
         yield Desk(await connection.channel())
+
+
+Open = Callable[..., Awaitable[RabbitMQPublisher]]
+
+
+@asynccontextmanager
+async def publishers(default_url: str) -> AsyncIterator[Open]:
+    """Opens publishers, and closes them at the end."""
+    async with AsyncExitStack() as stack:
+
+        async def make(url: str = default_url, **settings: Any) -> RabbitMQPublisher:
+            made = RabbitMQPublisher(url, **settings)
+            stack.push_async_callback(made.close)
+            await made.open()
+            return made
+
+        yield make
+
+
+async def publish(publisher: RabbitMQPublisher, events: Sequence[Event]) -> list[Outcome]:
+    return list(await publisher.publish(Batch.of(events)))
+
+
+async def publish_rest(publisher: RabbitMQPublisher, events: Sequence[Event]) -> None:
+    """Publish until nothing is left, as a relay would. No attempt may be charged."""
+    async with asyncio.timeout(60):
+        while events:
+            outcomes = await publish(publisher, events)
+            assert not [each for each in outcomes if each.result is Result.RETRY and each.charged]
+            rest = [event for event, each in zip(events, outcomes, strict=True) if each is not PUBLISHED]
+            if len(rest) == len(events):
+                await asyncio.sleep(0.05)  # nothing tells a client that a real server is ready again
+            events = rest
+
+
+def numbered(keys: int, count: int) -> list[Event]:
+    """Events whose payload is their place in their key."""
+    return [make_event(key=f"k{key}", payload=b"%d" % n) for n in range(count) for key in range(keys)]
+
+
+def assert_key_order(events: Sequence[Event], arrived: Sequence[str]) -> None:
+    by_id = {str(event.id): event for event in events}
+    first: dict[str | None, list[int]] = defaultdict(list)
+    for each in dict.fromkeys(arrived):
+        first[by_id[each].key].append(int(by_id[each].payload))
+    assert set(by_id) == set(arrived), "events are missing"
+    assert all(numbers == sorted(numbers) for numbers in first.values()), "a key's events arrived in another order"

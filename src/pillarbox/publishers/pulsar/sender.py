@@ -327,7 +327,7 @@ class Sender:
 
     def _record(self, call: Call, targets: Mapping[str, Target], wave: Wave, ending: Ending) -> None:
         """Record the outcomes of a wave that was not confirmed as a whole."""
-        # Answers may still come. Read twice, one could be missing at first and then count as a refusal with the name Ok.
+        # Answers may still come. Read twice, one could be missing at first, and then count as a refusal.
         answers = tuple(wave.answers)
         confirmed = {index for index in wave.sent if answers[index] is not None and is_ok(answers[index])}
         for index in confirmed:

@@ -28,7 +28,8 @@ class _Problem(NamedTuple):
 
 
 class Addresses:
-    """Shared by all connections of a publisher. An address is an event's ``topic``; empty: the default."""
+    """Shared by all connections of a publisher. An address is an event's ``topic``; empty: the default. Of an exchange
+    that may be written, single routing keys may be refused."""
 
     def __init__(self, exchange: str, queue: str, max_bytes: int, waiting: Link) -> None:
         self.exchange = exchange
@@ -37,6 +38,7 @@ class Addresses:
         self._waiting = waiting
         self._fresh_until: dict[str, float] = {}
         self._problems: dict[str, _Problem] = {}
+        self._keys: dict[tuple[str, str], _Problem] = {}  # by address and routing key
 
     async def look_up(self, link: AmqpConnection, topics: Collection[str]) -> None:
         """Ask the server about those that were not asked about lately."""
@@ -66,14 +68,25 @@ class Addresses:
         self._remember(topic, until - now)
         self._problems[topic] = _Problem(reason, since, until, by_message)
 
+    def refused_key(self, topic: str, routing_key: str, reason: str) -> None:
+        """Messages with this routing key are refused, because a topic permission leaves it out."""
+        now = time.monotonic()
+        before = self._keys.get((topic, routing_key))
+        since = now if before is None else before.since
+        if len(self._keys) >= MOST_NAMES:
+            self._keys.clear()
+        self._keys[topic, routing_key] = _Problem(reason, since, now + self._wait_seconds(now - since), True)
+
     def forget(self, topic: str) -> None:
         """Ask again at the next use."""
         self._fresh_until.pop(topic, None)
 
-    def accepted(self, topic: str) -> None:
+    def accepted(self, topic: str, routing_key: str) -> None:
         """A message for this address was confirmed."""
         if self._problems:
             self._problems.pop(topic, None)
+        if self._keys:
+            self._keys.pop((topic, routing_key), None)
 
     def problem(self, topic: str) -> Outcome | None:
         """The outcome of an event for this address; None: it can be sent."""
@@ -86,9 +99,19 @@ class Addresses:
             return None
         return self._outcome(topic, problem)
 
-    def outcome(self, topic: str) -> Outcome:
-        """The outcome of an event that was refused for this address just now."""
-        return self._outcome(topic, self._problems[topic])
+    def key_problem(self, topic: str, routing_key: str) -> Outcome | None:
+        """The outcome of an event with this routing key; None: it can be sent."""
+        problem = self._keys.get((topic, routing_key)) if self._keys else None
+        if problem is None or problem.until <= time.monotonic():
+            return None
+        sentence = (
+            f"exchange {topic or self.exchange!r} on {self._waiting.description} takes no routing key "
+            f"{routing_key!r} from this user: {problem.reason}; give the user a topic permission for it"
+        )
+        self._waiting.waits(f"{topic or self.exchange} {routing_key}", sentence)
+        # As for a routing key without a queue.
+        seconds = self._wait_seconds(time.monotonic() - problem.since)
+        return retry(sentence, charged=False, after_seconds=seconds, ambiguous=True)
 
     def unroutable(self, topic: str, routing_key: str) -> Outcome:
         """The outcome of an event that no queue took."""

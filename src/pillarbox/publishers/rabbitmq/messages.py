@@ -82,7 +82,7 @@ def post(
             raise Reject(f"the {name} takes more than {_SHORT_BYTES} bytes, the most that RabbitMQ takes; shorten it")
     for name in headers:
         if name in _ROUTING_HEADERS:
-            raise Reject(f"RabbitMQ routes by the header {name!r} and takes no text in it; give the header another name")
+            raise Reject(f"RabbitMQ routes by the header {name!r} and takes no text in it; give it another name")
         if len(name.encode()) > _NAME_BYTES:
             raise Reject(
                 f"the header {name[:20]!r}... has a name of more than {_NAME_BYTES} bytes, the most that "

@@ -34,6 +34,7 @@ BLOCKED: Final = "it takes no messages: its memory or its disk is full, as its o
 
 # The client passes on only the text of what closed a channel.
 _EXCHANGE: Final = re.compile(r"exchange '([^']*)'")
+_ROUTING_KEY: Final = re.compile(r"access to topic '(.*)' in exchange '[^']*'", re.DOTALL)
 _TOO_LARGE: Final = re.compile(r"message size \d+ .* max size (\d+)")
 _DEFAULT_EXCHANGE: Final = "amq.default"  # its name in what the server says
 _LOST: Final = (AMQPError, ChannelInvalidStateError, ConnectionError)
@@ -175,9 +176,11 @@ class _Call:
         while (event := cursor.event) is not None and not self._sender.stop.is_set():
             outcome = self._sender.addresses.problem(event.topic)
             posting = None if outcome is not None else self._posting(event)
+            if isinstance(posting, Posting):
+                outcome = self._sender.addresses.key_problem(event.topic, posting.address.routing_key)
             if isinstance(posting, Outcome):
                 outcome = posting
-            elif posting is not None:
+            elif posting is not None and outcome is None:
                 self.unanswered[cursor] = event, posting
                 try:
                     outcome = await self._send(event, posting)
@@ -225,7 +228,7 @@ class _Call:
             return rejected(f"RabbitMQ's protocol has no form for a header or a field ({type(error).__name__})")
         self._answers += 1
         self._confirmed += 1
-        addresses.accepted(event.topic)
+        addresses.accepted(event.topic, routing_key)
         return PUBLISHED
 
     async def _watch(
@@ -271,11 +274,20 @@ class _Call:
             self._sender.addresses.max_bytes = int(too_large[1])
             self._is_explained = True
         elif exchange := _EXCHANGE.search(self._lost_by):
-            for event, posting in self.unanswered.values():
-                if (posting.address.exchange or _DEFAULT_EXCHANGE) == exchange[1]:
-                    self._sender.addresses.refused(event.topic, self._lost_by)
-                    self._is_explained = True
-                    break
+            self._is_explained = self._learn_address(exchange[1], _ROUTING_KEY.search(self._lost_by))
+
+    def _learn_address(self, exchange: str, routing_key: re.Match[str] | None) -> bool:
+        """Keep that an exchange, or one of its routing keys, was refused. Whether an event on its way has it."""
+        for event, posting in self.unanswered.values():
+            if (posting.address.exchange or _DEFAULT_EXCHANGE) != exchange:
+                continue
+            if routing_key is None:
+                self._sender.addresses.refused(event.topic, self._lost_by)
+                return True
+            if posting.address.routing_key == routing_key[1]:
+                self._sender.addresses.refused_key(event.topic, routing_key[1], self._lost_by)
+                return True
+        return False
 
     def _outcome(self, ending: Ending, event: Event, posting: Posting) -> Outcome:
         name, addresses = self._link.description, self._sender.addresses
@@ -294,6 +306,8 @@ class _Call:
             assert isinstance(refused, Outcome)
             return refused
         if (problem := addresses.problem(event.topic)) is not None:
+            return problem
+        if (problem := addresses.key_problem(event.topic, posting.address.routing_key)) is not None:
             return problem
         if self._is_refused and self._is_explained:
             return UNTRIED  # because of another event
