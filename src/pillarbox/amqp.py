@@ -164,7 +164,7 @@ class AmqpConnection:
             if writer is not None:
                 writer.transport.abort()
             if isinstance(error, TimeoutError):
-                raise Outage(f"{name} did not answer within {seconds:g} s; it is tried again") from error
+                raise Outage(f"{name} did not answer within {seconds:g} s") from error
             if isinstance(error, ssl.SSLError):
                 raise Outage(
                     f"{name}: TLS was refused ({reason_of(error)}); correct cafile, certfile and keyfile, or the "
@@ -182,7 +182,7 @@ class AmqpConnection:
             if isinstance(error, AMQPError):
                 raise Outage(f"{name} refuses the connection: {reason_of(error)}") from error
             if isinstance(error, (OSError, EOFError)):
-                raise Outage(f"{name} cannot be reached: {reason_of(error)}; it is tried again") from error
+                raise Outage(f"{name} cannot be reached: {reason_of(error)}") from error
             raise
         return cls(server, connection, writer)
 

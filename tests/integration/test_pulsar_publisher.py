@@ -1,23 +1,14 @@
 import asyncio
-import base64
-import hashlib
-import hmac
-import json
 import logging
 import sys
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any
 
 import pulsar as client_library
 import pytest
 import pytest_asyncio
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
@@ -33,7 +24,7 @@ from pillarbox.urls import publisher_from_url
 from proof.proxy_thread import ProxyThread
 from servers import Pulsar
 from servers.fixtures import OwnServer
-from servers.process import free_port, wait_until
+from servers.process import wait_until
 from tests.integration.relays import eventually
 from tests.pulsar_cluster import Cluster, Record
 
@@ -473,110 +464,6 @@ async def test_a_cancelled_call_leaves_a_usable_sender(own_server: OwnServer, op
     await asyncio.to_thread(server.restart)
     assert await publisher.publish(Batch.of(events(10, 11))) == [PUBLISHED] * 10
     assert [record.value for record in cluster.read(topic)] == [b"%d" % n for n in (0, *range(11, 21))]
-
-
-SECRET = b"a secret of thirty-two bytes or more"
-
-
-def a_token(subject: str) -> str:
-    def encoded(data: bytes) -> str:
-        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-    body = f"{encoded(json.dumps({'alg': 'HS256'}).encode())}.{encoded(json.dumps({'sub': subject}).encode())}"
-    return f"{body}.{encoded(hmac.new(SECRET, body.encode(), hashlib.sha256).digest())}"
-
-
-@pytest.mark.long
-async def test_refusals_of_a_guarded_cluster(own_server: OwnServer, tmp_path: Path) -> None:
-    auth = "org.apache.pulsar"
-    settings = {
-        "authenticationEnabled": "true",
-        "authenticationProviders": f"{auth}.broker.authentication.AuthenticationProviderToken",
-        "tokenSecretKey": f"data:;base64,{base64.b64encode(SECRET).decode()}",
-        "authorizationEnabled": "true",
-        "superUserRoles": "admin",
-        "brokerClientAuthenticationPlugin": f"{auth}.client.impl.auth.AuthenticationToken",
-        "brokerClientAuthenticationParameters": f"token:{a_token('admin')}",
-    }
-    server = own_server(Pulsar, settings=settings, admin_token=a_token("admin"))
-    cluster = Cluster(server)
-    mine, other = cluster.topic(), cluster.topic()
-    cluster.admin("POST", f"persistent/public/default/{mine}/permissions/app", ["produce"])
-
-    async def refused(**login: Any) -> str:
-        publisher = PulsarPublisher(servers=cluster.servers, topic=mine, connect_timeout="2s", **login)
-        with pytest.raises(Outage, match="cannot be reached") as caught:
-            await publisher.open()
-        return str(caught.value) + publisher.description
-
-    file = tmp_path / "token"
-    file.write_text(a_token("app") + "\n")
-    # The client takes a refused login for a broker that does not answer.
-    assert "credentials" in await refused()
-    assert "tampered" not in await refused(token=a_token("app") + "tampered")
-    # A token in a file, a topic that it may write, and one that it may not
-    app = PulsarPublisher(servers=cluster.servers, topic=mine, token_file=str(file))
-    await app.open()
-    fine, waiting = await app.publish(Batch.of([an_event(1), an_event(2, topic=other)]))
-    assert fine == PUBLISHED
-    assert is_waiting(waiting)
-    assert "may not be written by this client; grant it the permission to produce" in str(waiting.error)
-    await app.close()
-    default = PulsarPublisher(servers=cluster.servers, topic=other, token=a_token("app"))
-    await default.open()
-    (down,) = await default.publish(Batch.of([an_event()]))
-    assert down.is_outage
-    await default.close()
-
-
-def make_certificate(folder: Path, host: str) -> tuple[Path, Path]:
-    """A self-signed certificate for this name, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    files = folder / f"{host}.crt", folder / f"{host}.key"
-    files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    pkcs8 = serialization.PrivateFormat.PKCS8
-    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, pkcs8, serialization.NoEncryption()))
-    return files
-
-
-@pytest.mark.long
-async def test_tls(own_server: OwnServer, tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path, "broker.test")
-    stranger, _ = make_certificate(tmp_path, "stranger")
-    port = free_port()
-    settings = {
-        "brokerServicePortTls": str(port),
-        "tlsCertificateFilePath": str(certificate),
-        "tlsKeyFilePath": str(key),
-        "tlsTrustCertsFilePath": str(certificate),
-    }
-    cluster = Cluster(own_server(Pulsar, settings=settings))
-    topic = cluster.topic()
-    # The certificate of the broker has another name than its address.
-    url = f"pulsar+ssl://localhost:{port}?topic={topic}&connect_timeout=3s"
-    good = PulsarPublisher.from_url(f"{url}&tls_ca={certificate}&tls_hostname=false")
-    await good.open()
-    assert await good.publish(Batch.of([an_event()])) == [PUBLISHED]
-    await good.close()
-    for wrong in (url, f"{url}&tls_ca={stranger}", f"{url}&tls_ca={certificate}"):
-        publisher = PulsarPublisher.from_url(wrong)
-        with pytest.raises(Outage, match="cannot be reached"):
-            await publisher.open()
-    assert len(cluster.read(topic)) == 1
 
 
 @pytest.mark.parametrize(

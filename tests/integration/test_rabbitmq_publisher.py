@@ -247,7 +247,7 @@ class TestRefusals:
 
 class TestOutages:
     async def test_away_at_the_start(self, publisher: Open) -> None:
-        with pytest.raises(Outage, match="cannot be reached: Connection refused; it is tried again"):
+        with pytest.raises(Outage, match=r"cannot be reached: Connection refused$"):
             await publisher(f"amqp://127.0.0.1:{free_port()}", queue="q")
 
     async def test_a_host_without_an_address(self, publisher: Open) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +92,7 @@ async def _open(publisher: Publisher) -> None:
     try:
         await publisher.open()
     except Outage as error:
-        raise BenchFailed(re.sub("; (the relay tries|it is tried) again$", "", str(error))) from error
+        raise BenchFailed(str(error).removesuffix("; the relay tries again")) from error
 
 
 async def _probe(publisher: Publisher, events: Events) -> None:

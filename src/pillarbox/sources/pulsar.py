@@ -207,7 +207,11 @@ class PulsarSource:
 
     def _outage(self, error: Exception) -> Outage:
         problem = type(error).__name__
-        remedy = _REMEDIES.get(problem, "the consumer tries again")
+        # The client reports a refused login or certificate as a broker that does not answer.
+        remedy = _REMEDIES.get(
+            problem,
+            "see whether a broker listens there, and takes these credentials and certificates",
+        )
         return Outage(f"{self.description} cannot be read ({problem}); {remedy}")
 
 

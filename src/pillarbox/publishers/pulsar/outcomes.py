@@ -12,13 +12,14 @@ logger = logging.getLogger("pillarbox.publishers.pulsar")
 NO_TOPIC: Final = "the event has no topic, and topic='*' gives it none; give events a topic, or the publisher a default"
 WAIT_SECONDS: Final = 5.0  # of an event whose topic needs an operator
 
-_REFUSED: Final = frozenset({"InvalidMessage", "IncompatibleSchema"})
+_REFUSED: Final = frozenset({"InvalidMessage"})
 ACCESS_ERRORS: Final = frozenset({"AuthenticationError", "ErrorGettingAuthenticationData"})
 # Errors of an address, each with what an operator can do.
 _ADDRESS_ERRORS: Final = {
     "TopicNotFound": "does not exist; create it, or its namespace",
     "InvalidTopicName": "is not a name that Pulsar takes; use letters, digits, '-', '_', '.', ':' and '='",
     "TopicTerminated": "was terminated and takes nothing any more; send events to another topic",
+    "IncompatibleSchema": "takes only messages with a schema, and these have none; do not enforce a schema there",
     "NotAllowedError": "does not allow this client to write; allow it",
     "AuthorizationError": "may not be written by this client; grant it the permission to produce",
     "ProducerBlockedQuotaExceededError": "has used up its quota; consume its backlog or raise the quota",
@@ -63,7 +64,9 @@ class Outcomes:
             return self.no_access(name)
         if name in _ADDRESS_ERRORS:
             return self.address(name, topic, own=own)
-        return retry(f"{self._destination}: {name}", charged=name not in _BLAMELESS)
+        # Nobody knows whose fault another error is.
+        is_blameless = name in _BLAMELESS
+        return retry(f"{self._destination}: {name}", charged=not is_blameless, ambiguous=not is_blameless)
 
     def too_big(self, topic: str, size: int | None = None) -> Outcome:
         found = "is larger than" if size is None else f"takes {size} bytes, which is more than"

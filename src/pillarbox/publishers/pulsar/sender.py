@@ -269,7 +269,7 @@ class Sender:
                 producer = route.choose_lone(key) if is_large else route.choose(key)
                 producer.send_async(value, report, properties, key)
             except pulsar.PulsarException as error:
-                report(getattr(pulsar.Result, name_of(error)), None)
+                report(getattr(pulsar.Result, name_of(error), pulsar.Result.UnknownError), None)
             # The client reports at once what it refuses itself. Nothing of that key may follow.
             if answers[index] is not None and not is_ok(answers[index]):
                 # One that is not large was refused with its batch.
