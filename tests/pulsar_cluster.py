@@ -42,7 +42,11 @@ class Cluster:
     def namespace(self, *, creates_topics: bool = False) -> str:
         name = f"public/n-{uuid.uuid4().hex[:12]}"
         self.admin("PUT", f"namespaces/{name}", {"replication_clusters": ["standalone"]})
-        self.admin("POST", f"namespaces/{name}/autoTopicCreation", {"allowAutoTopicCreation": creates_topics})
+        self.admin(
+            "POST",
+            f"namespaces/{name}/autoTopicCreation",
+            {"allowAutoTopicCreation": creates_topics, "topicType": "non-partitioned"},
+        )
         return name
 
     def admin(self, method: str, path: str, body: object = None) -> bytes:

@@ -202,6 +202,16 @@ class TestAccess:
             outcomes = await publish(opened, [make_event(payload=b"x" * 20_001), fits])
             assert [each.result for each in outcomes] == [Result.REJECTED, Result.PUBLISHED]
 
+    async def test_a_limit_of_a_body_that_is_raised_is_found_after_a_while(
+        self, guarded: RabbitMQ, shop: Desk, publisher: Open
+    ) -> None:
+        opened, large = await publisher(queue=await shop.queue()), make_event(payload=b"x" * 20_001)
+        assert (await publish(opened, [large]))[0].result is Result.REJECTED
+        guarded.ctl("eval", "application:set_env(rabbit, max_message_size, 30000).")
+        opened._addresses._learnt_until = 0.0  # five minutes later
+        assert await publish(opened, [large]) == [PUBLISHED]
+        guarded.ctl("eval", "application:set_env(rabbit, max_message_size, 20000).")
+
 
 def bob(guarded: RabbitMQ, password: str = "p%40ss%2Fword", port: int | None = None) -> str:
     return f"amqp://bob:{password}@127.0.0.1:{port or guarded.port}"
@@ -300,8 +310,7 @@ class TestSource:
             (bob(guarded, port=free_port()), "cannot be reached: Connection refused"),
             (
                 f"amqp://carol:secret@127.0.0.1:{guarded.port}",
-                "cannot be read: .*access to queue .* refused for user 'carol'; create the queue with .*, or give this "
-                "user permission to read$",
+                "cannot be read: .*access to queue .* refused for user 'carol'; give this user permission to read$",
             ),
         ):
             source = RabbitMQSource(url, queue=queue)

@@ -16,6 +16,7 @@ from pillarbox.envelopes import (
     default_headers,
     envelope_named,
     kafka,
+    rabbitmq,
 )
 from pillarbox.errors import ConfigError, Reject
 from pillarbox.event import NO_HEADERS, Event, Status
@@ -192,6 +193,12 @@ def test_a_broker_with_text_headers_needs_a_small_binding() -> None:
     amqp = StructuredCloudEvents("/shop")
     assert dict(amqp.header_builder(Binding("ce-", content_type=None))(an_event())) == {}
     assert amqp.content_type(FULL) == "application/cloudevents+json; charset=UTF-8"
+
+
+@pytest.mark.parametrize("key", ["7", None])
+def test_an_own_header_cannot_pose_as_the_key_on_a_broker_without_keys(key: str | None) -> None:
+    message = rabbitmq(envelope_named("raw", headers=None, source="/shop"))
+    assert message(an_event(key=key, headers={"event_key": "8"})).headers.get("event_key") == key
 
 
 def test_an_envelope_of_ones_own() -> None:

@@ -80,6 +80,8 @@ def rabbitmq(envelope: Envelope) -> Callable[[Event], RabbitMQMessage]:
 
     def message(event: Event) -> RabbitMQMessage:
         text = {name: value.decode() for name, value in headers(event)}
+        # A header of the event's own must not pose as its key.
+        text.pop(KEY_HEADER, None)
         if event.key is not None:
             text[KEY_HEADER] = event.key
         return RabbitMQMessage(body(event), text, content_type(event))

@@ -18,7 +18,7 @@ from pillarbox.tasks import PerLoop, ended
 try:
     from aiormq import Channel
     from aiormq.abc import DeliveredMessage
-    from aiormq.exceptions import AMQPError, ChannelInvalidStateError
+    from aiormq.exceptions import AMQPError, ChannelAccessRefused, ChannelInvalidStateError
 
     from pillarbox.amqp import TLS_OPTIONS, AmqpConnection, Server, is_name, reason_of, split_url
 except ModuleNotFoundError as error:
@@ -187,7 +187,8 @@ class RabbitMQSource:
                 await connection.close()
                 raise
             await connection.abort()
-            raise Outage(f"{self.description} cannot be read: {reason_of(error)}") from error
+            remedy = "; give this user permission to read" if isinstance(error, ChannelAccessRefused) else ""
+            raise Outage(f"{self.description} cannot be read: {reason_of(error)}{remedy}") from error
         return session
 
     def _check(self, queue: str, difference: str | None) -> None:

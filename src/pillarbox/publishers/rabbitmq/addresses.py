@@ -34,11 +34,21 @@ class Addresses:
     def __init__(self, exchange: str, queue: str, max_bytes: int, waiting: Link) -> None:
         self.exchange = exchange
         self.queue = queue
-        self.max_bytes = max_bytes
+        self._max_bytes = max_bytes
+        self._learnt_bytes, self._learnt_until = max_bytes, 0.0
         self._waiting = waiting
         self._fresh_until: dict[str, float] = {}
         self._problems: dict[str, _Problem] = {}
         self._keys: dict[tuple[str, str], _Problem] = {}  # by address and routing key
+
+    @property
+    def max_bytes(self) -> int:
+        """The largest body: as it was set, or as the server said lately. Somebody can raise the server's limit."""
+        return self._learnt_bytes if time.monotonic() < self._learnt_until else self._max_bytes
+
+    def learn_max_bytes(self, max_bytes: int) -> None:
+        self._learnt_bytes = min(max_bytes, self._max_bytes)
+        self._learnt_until = time.monotonic() + REFRESH_SECONDS
 
     async def look_up(self, link: AmqpConnection, topics: Collection[str]) -> None:
         """Ask the server about those that were not asked about lately."""

@@ -271,7 +271,7 @@ class _Call:
         if not self._is_refused:
             return
         if too_large := _TOO_LARGE.search(self._lost_by):
-            self._sender.addresses.max_bytes = int(too_large[1])
+            self._sender.addresses.learn_max_bytes(int(too_large[1]))
             self._is_explained = True
         elif exchange := _EXCHANGE.search(self._lost_by):
             self._is_explained = self._learn_address(exchange[1], _ROUTING_KEY.search(self._lost_by))
