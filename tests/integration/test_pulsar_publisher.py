@@ -269,6 +269,42 @@ async def test_the_limit_of_a_broker_that_takes_less(own_server: OwnServer, open
     assert await knowing.publish(Batch.of(events(40, key="b", payload=b"x" * 3000))) == [PUBLISHED] * 40
 
 
+async def test_a_topic_that_takes_less_than_its_broker_is_named(
+    cluster: Cluster, opened: Opened, signals: Signals
+) -> None:
+    topic = cluster.topic()
+    cluster.admin("POST", f"persistent/public/default/{topic}/maxMessageSize", 20_000)
+    publisher = await opened(cluster, topic=topic, producers=1, stuck="5s")
+    large = an_event(key="a", payload=b"x" * 30_000)
+
+    async def publish() -> Outcome:
+        return (await publisher.publish(Batch.of([large])))[0]
+
+    # The broker learns of a topic's policy a moment later. Then it refuses the message, and the client tells nobody.
+    refused = await eventually(publish, lambda outcome: outcome.is_outage, 40)
+    assert "set max_message_bytes= to it" in str(refused.error)
+    # Others go on, and with the setting the event is at fault
+    assert await publisher.publish(Batch.of([an_event(1, key="b")])) == [PUBLISHED]
+    knowing = await opened(cluster, topic=topic, max_message_bytes=20_000)
+    rejected, behind, other = await knowing.publish(Batch.of([large, an_event(2, key="a"), an_event(3, key="b")]))
+    assert (rejected.result, behind, other) == (Result.REJECTED, UNTRIED, PUBLISHED)
+
+
+async def test_a_topic_that_enforces_a_schema_is_named(cluster: Cluster, opened: Opened) -> None:
+    namespace, other = cluster.namespace(), cluster.topic()
+    topic = cluster.topic(namespace=namespace)
+    cluster.admin("POST", f"schemas/{namespace}/{topic}/schema", {"type": "STRING", "schema": "", "properties": {}})
+    cluster.admin("POST", f"namespaces/{namespace}/schemaValidationEnforced", True)
+    publisher = await opened(cluster, topic=other)
+    # When it stands alone in a call, too, the call ends
+    (waiting,) = await publisher.publish(Batch.of([an_event(1, topic=f"{namespace}/{topic}")]))
+    assert is_waiting(waiting)
+    assert "takes only messages with a schema" in str(waiting.error)
+    default = await opened(cluster, topic=topic, namespace=namespace)
+    (down,) = await default.publish(Batch.of([an_event(1)]))
+    assert down.is_outage
+
+
 async def test_long_headers_do_not_make_a_batch_too_large(cluster: Cluster, opened: Opened) -> None:
     publisher = await opened(cluster, topic=cluster.topic())
     batch = events(600, key="k", headers={"long": "x" * 20_000})

@@ -110,6 +110,17 @@ class Outcomes:
             )
         return outage(f"{self._destination} answers questions, but confirmed nothing for {seconds:g} s")
 
+    def in_vain(self, topic: str, *, others: bool) -> Outcome:
+        """Nothing is confirmed though the topic is there. others: something else was confirmed."""
+        sentence = (
+            f"topic {topic!r} on {self._destination} is there, but the broker ends the connection each time it is sent "
+            "this; most likely a message or a batch is larger than the maxMessageSize of the topic: set "
+            "max_message_bytes= to it"
+        )
+        if others:
+            return retry(sentence, charged=False, after_seconds=WAIT_SECONDS)
+        return outage(sentence)
+
     def envelope(self, event: Event, error: Exception) -> Outcome:
         if isinstance(error, PillarboxError):
             return rejected(str(error))

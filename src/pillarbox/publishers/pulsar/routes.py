@@ -87,16 +87,17 @@ class Route:
 
     def choose(self, key: str | None) -> Any:
         """The producer for this key."""
-        return self.producers[self._partition(key)]
+        return self.producers[self.partition(key)]
 
     def choose_lone(self, key: str | None) -> Any:
         """The producer for a large message of this key. Raises what the client raises."""
-        partition = self._partition(key)
+        partition = self.partition(key)
         if partition not in self._lone:
             self._lone[partition] = self._make_lone(partition)
         return self._lone[partition]
 
-    def _partition(self, key: str | None) -> int:
+    def partition(self, key: str | None) -> int:
+        """The number of the partition of this key."""
         return self._next if key is None else self._hash(key) % len(self.producers)
 
 

@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -33,6 +34,8 @@ _HEADERS_SHARE: Final = 1280
 # A larger message is sent alone: the client then says at once whether the broker takes it. In batches of one key it
 # ends the process when one of several batches is too big.
 _LARGE_BYTES: Final = 65_536
+# A new connection once after an outage is usual.
+_TIMES_IN_VAIN: Final = 2
 
 
 class AwayError(Exception):
@@ -60,6 +63,26 @@ class Target(NamedTuple):
     topic: str
     route: Route | None
     refusal: Outcome | None = None
+
+
+class Vain:
+    """Partitions on which nothing was confirmed, though each time a new connection could be made.
+
+    When a broker refuses a message for a reason that the client does not know, the client connects again and sends the
+    message again, without an end, and tells nobody.
+    """
+
+    def __init__(self) -> None:
+        self._times: Counter[tuple[str, int]] = Counter()
+
+    def note(self, silent: Collection[tuple[str, int]], confirmed: Collection[tuple[str, int]]) -> None:
+        """After a wave: where something was confirmed, and where nothing was."""
+        for each in confirmed:
+            self._times.pop(each, None)
+        self._times.update({*silent}.difference(confirmed))
+
+    def refuses(self, partition: tuple[str, int]) -> bool:
+        return self._times[partition] >= _TIMES_IN_VAIN
 
 
 class Wave:
@@ -124,6 +147,7 @@ class Sender:
         self._outcomes = Outcomes(link.description, settings.max_message_bytes)
         # Topics that need someone to act: asked about again after a while.
         self._problems: dict[str, tuple[float, Target]] = {}
+        self._vain = Vain()
         self.stop = threading.Event()
 
     def connect(self) -> Outcome | None:
@@ -325,6 +349,11 @@ class Sender:
         # After an outage the client waits up to a minute before it connects again: a new one does so now.
         return Ending.STUCK if is_connected else Ending.BACK
 
+    @staticmethod
+    def _place(event: Event, targets: Mapping[str, Target]) -> tuple[str, int]:
+        topic, route, _ = targets[event.topic]
+        return topic, -1 if route is None else route.partition(event.key)
+
     def _record(self, call: Call, targets: Mapping[str, Target], wave: Wave, ending: Ending) -> None:
         """Record the outcomes of a wave that was not confirmed as a whole."""
         # Answers may still come. Read twice, one could be missing at first, and then count as a refusal.
@@ -332,6 +361,9 @@ class Sender:
         confirmed = {index for index in wave.sent if answers[index] is not None and is_ok(answers[index])}
         for index in confirmed:
             call.confirm(index)
+        places = {index: self._place(call.events[index], targets) for index in wave.sent}
+        silent = {places[index] for index in wave.sent if answers[index] is None} if ending is Ending.BACK else ()
+        self._vain.note(silent, {places[index] for index in confirmed})
         for index in sorted(set(wave.sent) - confirmed):
             event, result = call.events[index], answers[index]
             topic = targets[event.topic].topic
@@ -345,5 +377,7 @@ class Sender:
                 call.record(index, self._classified(event, *wave.refusal))
             elif ending is Ending.NO_ACCESS:
                 call.record(index, self._outcomes.no_access("AuthenticationError"))
+            elif ending is Ending.BACK and self._vain.refuses(places[index]):
+                call.record(index, self._outcomes.in_vain(topic, others=call.any_confirmed))
             else:
                 call.record(index, UNTRIED)
