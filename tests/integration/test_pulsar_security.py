@@ -23,7 +23,20 @@ from pillarbox.store import Store
 from servers import Pulsar
 from servers.process import free_port
 from tests.integration.certificates import Certificates, certificates
-from tests.integration.relays import CircuitState, SqlOutbox, attempts, counts, mixed, relay, settled, stream, until
+from tests.integration.relays import (
+    CircuitState,
+    SqlOutbox,
+    attempts,
+    counts,
+    eventually,
+    mixed,
+    numbered,
+    relay,
+    settled,
+    stream,
+    until,
+    worker_of,
+)
 from tests.pulsar_cluster import Cluster
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.long]
@@ -67,6 +80,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         "superUserRoles": "admin",
         "brokerClientAuthenticationPlugin": f"{auth}.client.impl.auth.AuthenticationToken",
         "brokerClientAuthenticationParameters": f"token:{a_token('admin')}",
+        "backlogQuotaCheckIntervalInSeconds": "1",
         "brokerServicePortTls": str(port),
         "tlsCertificateFilePath": str(files.server),
         "tlsKeyFilePath": str(files.server_key),
@@ -183,3 +197,35 @@ async def test_a_relay_that_is_refused_loses_and_charges_nothing(
     for key in ("a", "b"):
         wanted = [str(event.id) for event in events if event.key == key]
         assert [each for each in found if each in wanted] == wanted
+
+
+@pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
+async def test_a_quota_costs_no_event_an_attempt(
+    guarded: Guarded, sqlite: SqlOutbox, store: Store, policy: str
+) -> None:
+    # Given a topic that nobody reads, and that may keep little for those who should
+    cluster = guarded.cluster
+    namespace = cluster.namespace()
+    topic = f"{namespace}/{cluster.topic(namespace=namespace)}"
+    cluster.admin("PUT", f"persistent/{topic}/subscription/slow")
+    cluster.admin("POST", f"namespaces/{namespace}/backlogQuota", {"limitSize": 2000, "policy": policy})
+    to = PulsarPublisher(servers=cluster.servers, topic=topic, token=a_token("admin"), stuck="2s")
+    circuit = CircuitState()
+    sent = 0
+    async with relay(sqlite(), stream(to, max_attempts=1), observers=[circuit]) as running:
+
+        async def is_refused() -> bool:
+            nonlocal sent
+            await store.add(numbered("a", 1, first=sent + 1, headers={"long": "x" * 1000}))
+            sent += 1
+            return "used up its quota" in str(worker_of(running)._destination.breaker.error)
+
+        # When the quota is used up, then events wait
+        await eventually(is_refused, seconds=60)
+        assert (await counts(store)).keys() <= {Status.PUBLISHED, Status.PENDING}
+        # And go on when somebody has made room
+        cluster.admin("DELETE", f"persistent/{topic}/subscription/slow?force=true")
+        await settled(store, {Status.PUBLISHED: sent}, seconds=60)
+    assert await attempts(store) == [1] * sent
+    found = dict.fromkeys(record.value for record in cluster.read(f"persistent://{topic}"))
+    assert list(found) == [b'{"n": %d}' % n for n in range(1, sent + 1)]

@@ -95,7 +95,8 @@ def test_a_stream_says_why_its_events_wait() -> None:
     row = StreamRow("mail", Mode.ORDERED, "kafka a:9092", True, (), 2, 1.2, counts)
     assert row.reasons == [
         "it is paused; let it go on with `pillarbox streams resume mail`",
-        "no relay serves it; start one with `pillarbox relay`",
+        "no relay serves it; start one with `pillarbox relay`, or see in the log of one that runs why it does not "
+        "reach its destination",
     ]
     died = ANN._replace(name="bob", live=False, seen_seconds=12.3, shards=8, free_seconds=2.7)
     left = ANN._replace(name="cleo", live=False, seen_seconds=None, shards=0, free_seconds=5.0)

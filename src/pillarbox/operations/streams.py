@@ -56,7 +56,11 @@ class StreamRow(NamedTuple):
         if self.paused:
             found.append(f"it is paused; let it go on with `pillarbox streams resume {self.stream}`")
         if self.is_unserved:
-            found.append("no relay serves it; start one with `pillarbox relay`")
+            # A relay does not count as a worker before it has reached its destination for the first time.
+            found.append(
+                "no relay serves it; start one with `pillarbox relay`, or see in the log of one that runs why it does "
+                "not reach its destination"
+            )
         found += [_circuit(worker) for worker in self.workers if worker.live and worker.circuit_error is not None]
         found += [_absence(worker) for worker in self.workers if not worker.live]
         if self.held_keys:
