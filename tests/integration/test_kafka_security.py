@@ -8,10 +8,12 @@ import pytest
 from confluent_kafka import admin as confluent_admin
 
 from pillarbox.batch import Batch, Part
+from pillarbox.conformance.source import Reader
 from pillarbox.errors import Outage
 from pillarbox.event import Status
 from pillarbox.publisher import PUBLISHED, Outcome, Place, Result
 from pillarbox.publishers.kafka import KafkaPublisher
+from pillarbox.sources.kafka import KafkaSource
 from pillarbox.store import Store, new_ticket
 from servers import Kafka
 from servers.fixtures import OwnServer
@@ -135,6 +137,13 @@ async def test_each_refusal_is_one_sentence_with_its_reason(guarded: Guarded, tm
     # the client trusts another authority than the one that signed the broker's certificate
     said = await refused(guarded.publisher(right | {"ssl.ca.location": str(others.authority)}))
     assert "certificate" in said
+    # a consumer is told the same
+    untrusting = right | {"ssl.ca.location": str(others.authority)}
+    source = KafkaSource(servers=guarded.server.bootstrap_servers, topic=guarded.topic, properties=untrusting)
+    with pytest.raises(Outage, match="cannot be reached: .*certificate") as caught:
+        await source.open("cards", Reader(source, 1.0))
+    await source.close()
+    assert "\n" not in str(caught.value)
     # the broker does not trust the client's certificate, or gets none
     foreign = {"ssl.certificate.location": str(others.client), "ssl.key.location": str(others.client)}
     assert "SSL" in await refused(guarded.publisher(right | foreign))

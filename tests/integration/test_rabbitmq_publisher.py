@@ -183,6 +183,12 @@ class TestRefusals:
         assert good is PUBLISHED
         assert (bad.result, bad.charged) == (Result.RETRY, False)
         assert "'invoice.sent'" in (bad.error or "")
+        assert bad.after_seconds == 1
+        # The longer nobody binds a queue, the longer it waits
+        opened._addresses._keys["", "invoice.sent"] = opened._addresses._keys["", "invoice.sent"]._replace(
+            since=-1000.0
+        )
+        assert (await publish(opened, events[1:]))[0].after_seconds == 30
         await shop.bind(queue, exchange, "invoice.*")
         assert await publish(opened, events[1:]) == [PUBLISHED]
 

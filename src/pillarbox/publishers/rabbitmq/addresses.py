@@ -81,10 +81,7 @@ class Addresses:
     def refused_key(self, topic: str, routing_key: str, reason: str) -> None:
         """Messages with this routing key are refused, because a topic permission leaves it out."""
         now = time.monotonic()
-        before = self._keys.get((topic, routing_key))
-        since = now if before is None else before.since
-        if len(self._keys) >= MOST_NAMES:
-            self._keys.clear()
+        since = self._key_since(topic, routing_key, now)
         self._keys[topic, routing_key] = _Problem(reason, since, now + self._wait_seconds(now - since), True)
 
     def forget(self, topic: str) -> None:
@@ -128,6 +125,10 @@ class Addresses:
         if not topic and self.queue:
             self.forget("")
             return outage(f"queue {self.queue!r} on {self._waiting.description} does not exist; create it")
+        now = time.monotonic()
+        since = self._key_since(topic, routing_key, now)
+        # To send it again harms nobody, so nothing keeps another event from trying.
+        self._keys[topic, routing_key] = _Problem("", since, now, True)
         exchange = topic or self.exchange
         sentence = (
             f"exchange {exchange!r} on {self._waiting.description} has no queue for routing key {routing_key!r}; "
@@ -135,7 +136,7 @@ class Addresses:
         )
         self._waiting.waits(f"{exchange} {routing_key}", sentence)
         # Someone can bind a queue, so the event is not to blame. If nothing has a queue, the exchange is.
-        return retry(sentence, charged=False, after_seconds=WAIT_SECONDS[0], ambiguous=True)
+        return retry(sentence, charged=False, after_seconds=self._wait_seconds(now - since), ambiguous=True)
 
     def _outcome(self, topic: str, problem: _Problem) -> Outcome:
         name = f"exchange {topic or self.exchange!r}" if topic or self.exchange else f"queue {self.queue!r}"
@@ -148,6 +149,13 @@ class Addresses:
             return outage(sentence)
         self._waiting.waits(topic, sentence)
         return retry(sentence, charged=False, after_seconds=self._wait_seconds(time.monotonic() - problem.since))
+
+    def _key_since(self, topic: str, routing_key: str, now: float) -> float:
+        """Since when a routing key has its problem."""
+        before = self._keys.get((topic, routing_key))
+        if before is None and len(self._keys) >= MOST_NAMES:  # they come from events too
+            self._keys.clear()
+        return now if before is None else before.since
 
     def _wait_seconds(self, missing_seconds: float) -> float:
         shortest, longest = WAIT_SECONDS
