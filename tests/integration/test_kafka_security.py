@@ -140,7 +140,7 @@ async def test_each_refusal_is_one_sentence_with_its_reason(guarded: Guarded, tm
     # a consumer is told the same
     untrusting = right | {"ssl.ca.location": str(others.authority)}
     source = KafkaSource(servers=guarded.server.bootstrap_servers, topic=guarded.topic, properties=untrusting)
-    with pytest.raises(Outage, match="cannot be reached: .*certificate") as caught:
+    with pytest.raises(Outage, match=r"cannot be reached: .*certificate") as caught:
         await source.open("cards", Reader(source, 1.0))
     await source.close()
     assert "\n" not in str(caught.value)
