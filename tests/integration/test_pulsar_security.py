@@ -24,7 +24,6 @@ from servers import Pulsar
 from servers.process import free_port
 from tests.integration.certificates import Certificates, certificates
 from tests.integration.relays import (
-    CircuitState,
     SqlOutbox,
     attempts,
     counts,
@@ -180,9 +179,8 @@ async def test_a_relay_that_is_refused_loses_and_charges_nothing(
         guarded.allow(topic, "produce")
     events = mixed(["a", "b"], 10)
     await store.add(events)
-    circuit = CircuitState()
     first = PulsarPublisher(**wrong, topic=topic, connect_timeout="1s")
-    async with relay(sqlite(), stream(first, max_attempts=1), observers=[circuit]):
+    async with relay(sqlite(), stream(first, max_attempts=1)):
         said = "permission to produce" if kind == "right" else "check the credentials and certificates"
         await until(lambda: said in caplog.text)
         assert await counts(store) == {Status.PENDING: 20}
@@ -210,15 +208,15 @@ async def test_a_quota_costs_no_event_an_attempt(
     cluster.admin("PUT", f"persistent/{topic}/subscription/slow")
     cluster.admin("POST", f"namespaces/{namespace}/backlogQuota", {"limitSize": 2000, "policy": policy})
     to = PulsarPublisher(servers=cluster.servers, topic=topic, token=a_token("admin"), stuck="2s")
-    circuit = CircuitState()
     sent = 0
-    async with relay(sqlite(), stream(to, max_attempts=1), observers=[circuit]) as running:
+    async with relay(sqlite(), stream(to, max_attempts=1)) as running:
 
         async def is_refused() -> bool:
             nonlocal sent
             await store.add(numbered("a", 1, first=sent + 1, headers={"long": "x" * 1000}))
             sent += 1
-            return "used up its quota" in str(worker_of(running)._destination.breaker.error)
+            worker = worker_of(running)
+            return worker is not None and "used up its quota" in str(worker._destination.breaker.error)
 
         # When the quota is used up, then events wait
         await eventually(is_refused, seconds=60)

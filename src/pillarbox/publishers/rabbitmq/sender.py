@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import struct
 import time
 from collections.abc import Callable, Collection
 from enum import Enum, auto
@@ -223,7 +224,7 @@ class _Call:
                 charged=False,
                 ambiguous=True,
             )
-        except (ValueError, TypeError, OverflowError) as error:
+        except (ValueError, TypeError, OverflowError, struct.error) as error:
             logger.debug("the client cannot write event %s", event.id, exc_info=error)
             return rejected(f"RabbitMQ's protocol has no form for a header or a field ({type(error).__name__})")
         self._answers += 1
