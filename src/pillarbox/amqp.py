@@ -165,9 +165,9 @@ class AmqpConnection:
                 writer.transport.abort()
             if isinstance(error, TimeoutError):
                 raise Outage(f"{name} did not answer within {seconds:g} s") from error
-            if isinstance(error, ssl.SSLError):
+            if (refusal := _tls_error(error)) is not None:
                 raise Outage(
-                    f"{name}: TLS was refused ({reason_of(error)}); correct cafile, certfile and keyfile, or the "
+                    f"{name}: TLS was refused ({reason_of(refusal)}); correct cafile, certfile and keyfile, or the "
                     "server's certificate"
                 ) from error
             if isinstance(error, (ProbableAuthenticationError, AuthenticationError)):
@@ -176,8 +176,8 @@ class AmqpConnection:
                 ) from error
             if isinstance(error, InvalidFrameError):  # aiormq's answer to a Close in place of an OpenOk
                 raise Outage(
-                    f"{name}: the vhost {server.vhost!r} does not exist, or this user may not use it; create it or "
-                    "give the user permissions"
+                    f"{name}: the vhost {server.vhost!r} does not exist, this user may not use it, or it takes no "
+                    "more connections; create it, give the user permissions, or raise its limit"
                 ) from error
             if isinstance(error, AMQPError):
                 raise Outage(f"{name} refuses the connection: {reason_of(error)}") from error
@@ -278,6 +278,14 @@ class AmqpConnection:
             await self._connection.close(timeout=_CLOSE_SECONDS)
 
 
+def _tls_error(error: BaseException) -> ssl.SSLError | None:
+    """The error of TLS. With TLS 1.3 a server refuses a client's certificate when the client thinks all is done."""
+    for each in (error, *error.args, error.__cause__):
+        if isinstance(each, ssl.SSLError):
+            return each
+    return None
+
+
 def _left_out(reason: str) -> tuple[str | None, Any]:
     found = _LEFT_OUT.search(reason)
     if found is None:
@@ -295,7 +303,9 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message or "certificate verify failed"
     if isinstance(error, ssl.SSLError):
-        return error.reason or "TLS failed"
+        return getattr(error, "reason", None) or "TLS failed"
+    if isinstance(error, AMQPError) and isinstance(error, OSError):
+        return error.strerror or str(error)  # its number is the protocol's
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     if isinstance(error, OSError) and error.strerror:

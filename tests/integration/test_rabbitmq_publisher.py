@@ -174,6 +174,17 @@ class TestRefusals:
         await publish_rest(opened, [event for event, each in zip(kept, others, strict=True) if each is not PUBLISHED])
         assert {each.event_id for each in await shop.read(queue)} >= {str(event.id) for event in kept}
 
+    async def test_missing_exchanges_cost_their_neighbours_nothing(
+        self, shop: Desk, publisher: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Their waits end while the server is asked about the others: a message would close the connection.
+        monkeypatch.setattr(addresses, "WAIT_SECONDS", (0.0, 0.0))
+        opened = await publisher(queue=await shop.queue())
+        missing = [make_event(key=f"m{n}", topic=f"missing-{n}") for n in range(30)]
+        outcomes = await publish(opened, [*missing, *numbered(5, 4)])
+        assert {(each.result, each.charged) for each in outcomes[:30]} == {(Result.RETRY, False)}
+        assert outcomes[30:] == [PUBLISHED] * 20
+
     async def test_a_routing_key_without_a_queue_waits_uncharged(self, shop: Desk, publisher: Open) -> None:
         exchange, queue = await shop.exchange(), await shop.queue()
         await shop.bind(queue, exchange, "order.*")

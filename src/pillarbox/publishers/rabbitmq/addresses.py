@@ -101,8 +101,9 @@ class Addresses:
             self._waiting.waits("", NO_TOPIC)
             return retry(NO_TOPIC, charged=False, after_seconds=WAIT_SECONDS[1])
         problem = self._problems.get(topic)
-        # When the time is up, one more message tells whether a permission was given.
-        if problem is None or problem.until <= time.monotonic():
+        # When the time is up, one more message tells whether a permission was given. For an exchange that is missing it
+        # would close the connection: ``look_up`` asks about that, before the next call sends anything.
+        if problem is None or (problem.by_message and problem.until <= time.monotonic()):
             return None
         return self._outcome(topic, problem)
 
