@@ -1,13 +1,15 @@
 """Dead letters of a consumer with a store: their history, their replay, and what becomes of copies."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from pillarbox import Consumer, Event, Fixed, Handlers, Reject
+from pillarbox import Consumer, Event, Fixed, Handlers, Inbox, Reject
 from pillarbox.conformance.events import make_event
 from pillarbox.consumer import make_decoder
 from pillarbox.source import Message
@@ -129,6 +131,26 @@ async def test_each_message_that_can_be_read_later_has_an_id_of_its_own(store: S
         await eventually(lambda: store.dead_count("cards"), lambda count: count == 0)
     assert {event.id for event in cards.applied} == first, "the ids that they would have had at once"
     assert len(first) == 2
+
+
+@pytest.mark.asyncio
+async def test_an_inbox_of_another_name_is_told(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "cards.db")
+
+    def handle(event: Event, tx: sqlite3.Connection) -> None: ...
+
+    for name in ("cards", "card"):
+        handlers = Handlers()
+        consumer = Consumer("cards", MemorySource(), to=handlers, store=store)
+        handlers.on("order.created")(Inbox(name).once(connect)(handle))
+        async with consumer:
+            await consumer.ready()
+    (told,) = [record for record in caplog.records if getattr(record, "action", "") == "other_inbox"]
+    assert (
+        "consumer 'cards': handler handle records its events in Inbox('card'), so a copy"
+        in told.getMessage().replace("test_an_inbox_of_another_name_is_told.<locals>.", "")
+    )
 
 
 @pytest.mark.asyncio

@@ -1,10 +1,10 @@
 """The errors of an event, as stores keep them."""
 
-from typing import Final
 
 from pillarbox.limits import MOST_ATTEMPTS as MOST_ATTEMPTS
 from pillarbox.store import CRASHES_ALONE
 from pillarbox.store.records import error_entry as error_entry
+
 
 def keepable(error: str) -> str:
     """An error's text without characters that databases refuse: NUL and lone surrogates."""
