@@ -29,9 +29,13 @@ _OPTIONAL: Final = NAME_LIMITS.keys() - _REQUIRED - {"topic"}  # may be none
 _HEADER_BYTES: Final = 32_768
 # MySQL keeps no instant before the year 1000, MongoDB finds no due event before 1971, and asyncpg reads the end of the
 # year 9999 as infinity.
-_OLDEST_YEAR: Final = 1000
+OLDEST_YEAR: Final = 1000
 _FIRST_YEAR: Final = 1971
-_LAST_YEAR: Final = 9998
+LAST_YEAR: Final = 9998
+LEAST_VERSION: Final = -(2**63)
+MOST_VERSION: Final = 2**63 - 1
+MOST_ATTEMPTS: Final = 2**31 - 1  # a column holds no more; the count stops there
+_NUMBERS: Final = (("max_attempts", 1, MOST_ATTEMPTS), ("aggregate_version", LEAST_VERSION, MOST_VERSION))
 
 
 def check(event: Event) -> None:
@@ -40,19 +44,46 @@ def check(event: Event) -> None:
         value = getattr(event, name)
         if value is not None or name not in _OPTIONAL:
             check_name(name, value)
+    _check_others(event)
+    if event.available_at is not None:
+        _check_instant("available_at", event.available_at, _FIRST_YEAR)
+    if event.headers:
+        _check_headers(event.headers)
+
+
+def check_kinds(event: Event) -> None:
+    """Raise InvalidEvent for a field of a wrong type, or a text that has no bytes. Texts of a foreign event may be long
+    or empty, and have characters that only some databases refuse."""
+    for name in _FIELDS:
+        value = getattr(event, name)
+        if value is not None or name not in _OPTIONAL:
+            _check_encodable(name, value)
+    _check_others(event)
+    if not isinstance(event.headers, Mapping):
+        raise InvalidEvent(f"headers are of type {type(event.headers).__name__}; pass a mapping from str to str")
+    for name, value in event.headers.items():
+        _check_encodable("a header's name", name)
+        _check_encodable(f"header {name[:50]!r}", value)
+
+
+def _check_others(event: Event) -> None:
+    """The fields that are no texts."""
     if not isinstance(event.id, UUID):
         raise InvalidEvent(f"id is of type {type(event.id).__name__}; pass a uuid.UUID")
-    for name, least, most in (("max_attempts", 1, 2**31 - 1), ("aggregate_version", -(2**63), 2**63 - 1)):
+    for name, least, most in _NUMBERS:
         number = getattr(event, name)
         if number is not None and (type(number) is not int or not least <= number <= most):
             raise InvalidEvent(f"{name} is {_shown(number)}; pass a whole number from {least} to {most}")
     if not isinstance(event.payload, bytes):
         raise InvalidEvent(f"the payload of an event is of type {type(event.payload).__name__}; pass bytes")
-    _check_instant("occurred_at", event.occurred_at, _OLDEST_YEAR)
-    if event.available_at is not None:
-        _check_instant("available_at", event.available_at, _FIRST_YEAR)
-    if event.headers:
-        _check_headers(event.headers)
+    _check_instant("occurred_at", event.occurred_at, OLDEST_YEAR)
+
+
+def _check_encodable(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise InvalidEvent(f"{name} is of type {type(value).__name__}; pass text")
+    if not value.isascii():
+        _check_surrogates(name, value)
 
 
 def check_name(name: str, value: Any) -> None:
@@ -69,8 +100,8 @@ def check_name(name: str, value: Any) -> None:
 def _check_instant(name: str, instant: Any, first_year: int) -> None:
     if not isinstance(instant, datetime) or instant.tzinfo is None:
         raise InvalidEvent(f"{name} is no aware datetime; pass one, for example datetime.now(UTC)")
-    if not first_year <= instant.year <= _LAST_YEAR:
-        raise InvalidEvent(f"{name} is in the year {instant.year}; pass an instant from {first_year} to {_LAST_YEAR}")
+    if not first_year <= instant.year <= LAST_YEAR:
+        raise InvalidEvent(f"{name} is in the year {instant.year}; pass an instant from {first_year} to {LAST_YEAR}")
 
 
 def _shown(value: Any) -> str:
@@ -97,9 +128,13 @@ def _check_text(what: str, text: str) -> None:
         if "\0" in text:
             raise InvalidEvent(f"{what} contains a NUL character; remove it")
         return
+    _check_surrogates(what, text)
+    if "\0" in text:
+        raise InvalidEvent(f"{what} contains a NUL character; remove it")
+
+
+def _check_surrogates(what: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidEvent(f"{what} contains a lone surrogate, which is no character; decode the text again") from None
-    if "\0" in text:
-        raise InvalidEvent(f"{what} contains a NUL character; remove it")

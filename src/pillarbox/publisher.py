@@ -55,6 +55,8 @@ class Outcome(NamedTuple):
 
 
 PUBLISHED: Final = Outcome(Result.PUBLISHED)
+# Equal to PUBLISHED, but another object: nobody wanted the event. Only metrics tell the two apart, with ``is``.
+SKIPPED: Final = Outcome(Result.PUBLISHED)
 UNTRIED: Final = Outcome(Result.UNTRIED)
 
 

@@ -11,7 +11,7 @@ from pillarbox import Consumer, Event, Fixed, Handlers, Outage, Reject
 from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
 from pillarbox.consumer import State
-from pillarbox.consumer.decoder import UNREADABLE_TYPE
+from pillarbox.consumer.unreadable import UNREADABLE_TYPE
 from pillarbox.errors import ConfigError, PillarboxError
 from pillarbox.observe import Observer
 from pillarbox.publisher import Outcome, PublisherFeatures, rejected, retry
@@ -171,6 +171,19 @@ async def test_an_own_decoder_and_one_that_breaks(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("value", [b'"type":["a"]', b'"partitionkey":{"a":1}', b'"aggregateversion":' + b"9" * 30])
+async def test_a_message_with_a_wrong_value_holds_nobody_up(value: bytes) -> None:
+    topic, to, dead = MemoryTopic(), Handled(), MemoryPublisher()
+    topic.put(b'{"id":"1",%b}' % value, headers=[("content-type", b"application/cloudevents+json")])
+    send(topic, numbered("k", 1))
+    async with consumer(topic, to.handlers, dead_to=dead) as cards:
+        await topic.wait_settled("cards", timeout=WAIT)
+        assert cards.state is State.RUNNING
+    assert by_key(to.events) == {"k": [1]}
+    assert len(dead.deliveries) == 1
+
+
+@pytest.mark.asyncio
 async def test_a_type_without_a_handler_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pillarbox")
     topic, to = MemoryTopic(), Handled()
@@ -219,10 +232,11 @@ async def test_a_full_window_pauses_its_lane(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.asyncio
-async def test_headers_fill_a_window_too() -> None:
+@pytest.mark.parametrize(("key", "note"), [(b"k", b"x" * 10_000), (b"x" * 10_000, b"")])
+async def test_headers_and_keys_fill_a_window_too(key: bytes, note: bytes) -> None:
     topic, to = MemoryTopic(), MemoryPublisher(features=PublisherFeatures(calls=1))
     to.hold()
-    topic.put(b"", headers=[("event_id", b"1"), ("note", b"x" * 10_000)])
+    topic.put(b"", key=key, headers=[("event_id", b"1"), ("note", note)])
     async with consumer(topic, to, window_bytes=10_000):
         await until(lambda: topic.paused("cards") == [True])
         to.release()
@@ -400,6 +414,32 @@ async def test_run_raises_when_the_source_dies() -> None:
     source.die(ConfigError("the topic was deleted; make it again"))
     with pytest.raises(ConfigError, match="the topic was deleted"):
         await asyncio.wait_for(running, WAIT)
+
+
+@pytest.mark.asyncio
+async def test_a_destination_that_cannot_be_closed_hides_no_error_and_holds_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Stuck(MemoryPublisher):
+        async def close(self) -> None:
+            raise RuntimeError("no thread is there")
+
+    class Closed(MemoryPublisher):
+        is_closed = False
+
+        async def close(self) -> None:
+            self.is_closed = True
+
+    source, dead = MemorySource(), Closed()
+    cards = Consumer("cards", source, to=Stuck(), dead_to=dead)
+    running = asyncio.create_task(cards.run())
+    await until(lambda: cards.state is State.RUNNING)
+    source.die(ConfigError("the topic was deleted; make it again"))
+    with pytest.raises(ConfigError, match="the topic was deleted"):
+        await asyncio.wait_for(running, WAIT)
+    assert dead.is_closed
+    assert "left_behind" in actions(caplog, "ERROR")
+    assert "no thread is there" in caplog.text
 
 
 @pytest.mark.asyncio

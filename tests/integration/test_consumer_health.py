@@ -52,7 +52,8 @@ async def test_the_counters_are_what_a_consumer_did(sqlite: SqlOutbox) -> None:
     store, topic = sqlite(), MemoryTopic(2)
     await store.migrate()
     observer = Prometheus(registry=CollectorRegistry())
-    for event in [*numbered("good", 10), *numbered("late", 1), *numbered("dead", 1)]:
+    nobodys = [make_event(type="nobodys") for _ in range(3)]
+    for event in [*numbered("good", 10), *numbered("late", 1), *numbered("dead", 1), *nobodys]:
         topic.send(event)
     settings: dict[str, Any] = {"store": store, "retry": Fixed(0.0), "max_attempts": 3, "observers": [observer]}
     async with Consumer(
@@ -66,6 +67,7 @@ async def test_the_counters_are_what_a_consumer_did(sqlite: SqlOutbox) -> None:
             assert (ready.status_code, ready.json()) == (200, body)
             assert (await client.get("/livez")).status_code == 200
             assert 'consumer_events_total{consumer="cards",outcome="done"} 11.0' in (await client.get("/metrics")).text
+    assert sample(observer, "consumer_events_total", consumer="cards", outcome="skipped") == 3
     assert sample(observer, "consumer_events_total", consumer="cards", outcome="retry") == 5
     assert sample(observer, "consumer_died_total", consumer="cards") == 1
     assert sample(observer, "consumer_inflight", consumer="cards") == 0

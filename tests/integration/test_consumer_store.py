@@ -14,7 +14,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 
 from pillarbox import Consumer, Event, Fixed, Handlers, Inbox, Reject
 from pillarbox.conformance.events import make_event
-from pillarbox.consumer.decoder import UNREADABLE_TYPE
+from pillarbox.consumer.unreadable import UNREADABLE_TYPE
 from pillarbox.errors import ConfigError, StoreError
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.sources.memory import MemorySource, MemoryTopic

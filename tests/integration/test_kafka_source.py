@@ -232,6 +232,64 @@ async def test_data_that_are_gone_fail_their_lane_alone(cluster: Cluster, protoc
     assert cluster.committed(topic, group) == 1
 
 
+@BOTH
+@pytest.mark.asyncio
+async def test_what_stands_behind_the_last_message_is_settled_with_it(cluster: Cluster, protocol: str) -> None:
+    """Else retention, which deletes the markers of transactions too, would seem to have deleted a message."""
+    topic, properties = cluster.topic(2), {"group.protocol": protocol}
+    group = f"g-{topic}"
+    writer: Any = Producer({"bootstrap.servers": cluster.servers, "transactional.id": topic, "log_level": 0})
+    await asyncio.to_thread(writer.init_transactions)
+
+    def write(body: bytes, *, is_committed: bool = True) -> None:
+        writer.begin_transaction()
+        writer.produce(topic, body, partition=0)
+        writer.flush()
+        (writer.commit_transaction if is_committed else writer.abort_transaction)()
+
+    await asyncio.to_thread(write, b"1")
+    await asyncio.to_thread(write, b"2")
+    await asyncio.to_thread(write, b"never", is_committed=False)
+    told = await opened(cluster.source(topic, properties=properties), group)
+    messages = await told.read(2)
+    told.settle(messages[:1])
+    for _ in range(3):
+        await told.receive()
+    assert sum((await told.source.lag()).values()) > 0, "the second message is not settled"
+    told.settle(messages[1:])
+    async with asyncio.timeout(LIMIT_SECONDS):
+        # The marker of an aborted transaction may come a moment later.
+        while sum((await told.source.lag()).values()):
+            await told.receive()
+    await told.source.close()
+    assert cluster.committed(topic, group) == 6
+    cluster.admin.delete_records([TopicPartition(topic, 0, 6)])[TopicPartition(topic, 0, 6)].result()
+    told = await opened(cluster.source(topic, properties=properties), group)
+    await asyncio.to_thread(write, b"3")
+    assert [message.body for message in await told.read(1)] == [b"3"]
+    assert not told.failures
+    await told.source.close()
+
+
+@pytest.mark.asyncio
+async def test_the_lag_is_not_known_where_a_part_of_it_is_not(cluster: Cluster, kafka: Kafka) -> None:
+    topic = cluster.topic(2)
+    told = await opened(cluster.source(topic), f"g-{topic}")
+    for partition in range(2):
+        cluster.send(topic, b"1", b"2", partition=partition)
+    messages = await told.read(4)
+    told.settle([each for each in messages if each.body == b"1"])
+    assert sorted((await told.source.lag()).values()) == [1, 1]
+    # The client asks the broker for the end of a partition that is paused.
+    told.source.pause(messages[0].lane)
+    await told.receive()
+    kafka.pause()
+    try:
+        assert await told.source.lag() == {}
+    finally:
+        kafka.resume()
+
+
 @pytest.mark.asyncio
 async def test_a_close_does_not_wait_for_offsets(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

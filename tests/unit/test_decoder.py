@@ -1,6 +1,7 @@
 """Decoders: what we and others write becomes the same event."""
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from pillarbox import stable_id
 from pillarbox.conformance.events import make_event
-from pillarbox.consumer.decoder import UNREADABLE_TYPE, decode, make_decoder, message_of, unreadable
+from pillarbox.consumer.decoder import checked, decode, make_decoder
+from pillarbox.consumer.unreadable import UNREADABLE_TYPE, message_of, unreadable, with_id_of_letter
 from pillarbox.envelopes import ENVELOPES, envelope_named, kafka
 from pillarbox.errors import ConfigError, Reject
 from pillarbox.event import Event
@@ -21,6 +23,7 @@ from pillarbox.source import Lane, Message
 LANE = Lane("cards/0")
 ID = UUID("01890000-0000-7000-8000-000000000001")
 AT = datetime(2026, 3, 1, 12, 30, 15, 250_000, UTC)
+STRUCTURED = {"content__type": "application/cloudevents+json"}
 FULL = make_event(
     id=ID,
     type="user.updated",
@@ -142,17 +145,66 @@ def test_a_place_can_be_the_id() -> None:
 @pytest.mark.parametrize(
     ("headers", "body", "said"),
     [
-        ({"content__type": "application/cloudevents+json"}, b"{", "is not JSON"),
-        ({"content__type": "application/cloudevents+json"}, b"[]", "no JSON object"),
-        ({"content__type": "application/cloudevents+json"}, b'{"id":"1","data_base64":"*"}', "is not base64"),
-        ({"content__type": "application/cloudevents+json"}, b'{"id":"1","time":"soon"}', "not ISO 8601"),
+        (STRUCTURED, b"{", "is not JSON"),
+        (STRUCTURED, b"[]", "no JSON object"),
+        (STRUCTURED, b'{"id":"1","data_base64":"*"}', "is not base64"),
+        (STRUCTURED, b'{"id":"1","time":"soon"}', "not ISO 8601"),
+        (STRUCTURED, b'{"id":"1","type":["a"]}', "attribute 'type' of the CloudEvent is no text"),
+        (STRUCTURED, b'{"id":"1","partitionkey":{"a":1}}', "attribute 'partitionkey' of the CloudEvent is no text"),
+        (STRUCTURED, b'{"id":"1","aggregateversion":Infinity}', "attribute 'aggregateversion' of the CloudEvent is no"),
+        (STRUCTURED, b'{"id":"1","aggregateversion":1.5}', "attribute 'aggregateversion' of the CloudEvent is no text"),
+        (STRUCTURED, b'{"id":"1","traceparent":true}', "attribute 'traceparent' of the CloudEvent is no text"),
+        (STRUCTURED, b'{"id":{"a":1}}', "attribute 'id' of the CloudEvent is no text"),
+        (STRUCTURED, b'{"id":"\\ud800"}', "contains a lone surrogate, which is no character; correct its producer"),
+        (STRUCTURED, b'{"id":"1","note":"\\ud800"}', "an attribute of the CloudEvent contains a lone surrogate"),
+        (STRUCTURED, b'{"id":"1","\\ud800":"x"}', "an attribute of the CloudEvent contains a lone surrogate"),
         ({"event_id": "1", "aggregate_version": "x"}, b"", "no whole number"),
+        ({"event_id": "1", "aggregate_version": "9" * 20}, b"", "more than 64 bits"),
         ({"event_id": "1", "occurred_at": "9" * 30}, b"", "not ISO 8601"),
+        ({"event_id": "1", "occurred_at": "0001-01-01T00:00:00+14:00"}, b"", "in the year 1; correct its producer"),
+        ({}, b'{"_id":"7","payload":' + b"[" * 100_000, "has no id"),
     ],
 )
 def test_a_message_that_cannot_be_read_says_why(headers: dict[str, str], body: bytes, said: str) -> None:
     with pytest.raises(Reject, match=said):
         decode(message(body, headers))
+
+
+def test_a_whole_number_of_a_structured_cloud_event_is_read_as_text() -> None:
+    body = b'{"id":7,"type":"t","subject":8,"partitionkey":9,"aggregateversion":3}'
+    found = decode(message(body, STRUCTURED))
+    assert found.id == stable_id("message", "cards", "7")
+    assert (found.aggregate_id, found.key, found.aggregate_version) == ("8", "7", 3)
+    assert decode(message(body, STRUCTURED, key=None)).key == "9"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"type": ["a"]}, "type is of type list; pass text"),
+        ({"key": 7}, "key is of type int; pass text"),
+        ({"tenant": None}, "tenant is of type NoneType; pass text"),
+        ({"schema_id": "\udcff"}, "schema_id contains a lone surrogate"),
+        ({"max_attempts": "3"}, "max_attempts is of type str; pass a whole number from 1"),
+        ({"max_attempts": 0}, "max_attempts is 0; pass a whole number from 1"),
+        ({"aggregate_version": 2**63}, f"aggregate_version is {2**63}; pass a whole number"),
+        ({"headers": [("a", "b")]}, "headers are of type list; pass a mapping from str to str"),
+        ({"headers": {"a": 1}}, "header 'a' is of type int; pass text"),
+        ({"id": str(ID)}, "id is of type str; pass a uuid.UUID"),
+        ({"payload": "text"}, "the payload of an event is of type str; pass bytes"),
+        ({"occurred_at": AT.replace(tzinfo=None)}, "occurred_at is no aware datetime"),
+    ],
+)
+def test_an_event_that_cannot_be_is_refused_in_place_of_its_consumer(fields: dict[str, Any], said: str) -> None:
+    """A function of the user may take a value out of a message as it is."""
+    own = checked(lambda given: decode(given)._replace(**fields))
+    with pytest.raises(Reject, match=re.escape(f"the decoder made an event that cannot be: {said}")):
+        own(message(event_id=str(ID)))
+
+
+def test_a_foreign_event_may_be_longer_than_what_we_write() -> None:
+    long = {"type": "t" * 3000, "key": "k" * 3000, "headers": {"a": "x" * 100_000, "\0": "\0"}}
+    assert checked(lambda given: decode(given)._replace(**long))(message(event_id=str(ID))).key == "k" * 3000
 
 
 def test_a_document_that_only_looks_like_the_legacy_one_stays_as_it_is() -> None:
@@ -180,10 +232,27 @@ def test_an_unreadable_message_can_be_kept_and_read_again() -> None:
     event = unreadable(bad._replace(headers=[*bad.headers, ("blob", b"\xff"), ("nul", b"a\0b")]))
     assert (event.type, event.topic, event.key, event.payload) == (UNREADABLE_TYPE, "cards", "7", b"{")
     assert event.id == unreadable(bad).id == stable_id("place", "cards", "cards/0/3")
-    again = message_of(event, LANE, 0)
+    again = message_of(event)
     assert (again.topic, again.key, again.body, list(again.headers)) == ("cards", b"7", b"{", list(bad.headers))
     with pytest.raises(Reject, match="is not JSON"):
         decode(again)
+
+
+def test_an_unreadable_message_keeps_the_id_that_the_broker_has_of_it() -> None:
+    event = unreadable(message(b"{}", message_id="of the header")._replace(message_id="of the broker"))
+    assert event.headers == {"message_id": "of the header"}
+    event = unreadable(message(b"{}")._replace(message_id="of the broker"))
+    assert message_of(event).message_id == "of the broker"
+    assert decode(message_of(event)).id == stable_id("message", "cards", "of the broker")
+
+
+def test_a_message_that_can_be_read_later_has_the_id_of_its_own_place() -> None:
+    by_place, places = make_decoder(ids="place"), ("cards/0/3", "cards/0/4")
+    letters = [unreadable(message(b"{")._replace(place=place)) for place in places]
+    found = [with_id_of_letter(by_place(message_of(letter)), letter).id for letter in letters]
+    assert found == [stable_id("place", "cards", place) for place in places]
+    named = unreadable(message(b"{", event_id=str(ID)))
+    assert with_id_of_letter(by_place(message_of(named)), named).id == ID
 
 
 _NAMES = st.sampled_from([

@@ -205,6 +205,18 @@ class TestCalling:
         assert "no handler for event type 'b': its events are skipped, 1 so far" in caplog.text
 
     @pytest.mark.asyncio
+    async def test_the_counts_of_types_without_a_handler_are_bounded(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A foreign producer can invent any number of types. A count that was dropped begins anew."""
+        caplog.set_level(logging.INFO, "pillarbox")
+        handlers = Handlers(unknown="skip").prepared(Needs("mail", 3, strict_keys=False))
+        handlers.on("a")(lambda event: None)
+        await handlers.open()
+        for types in (["0"], [f"x{number}" for number in range(2000)], ["0"]):
+            await handlers.publish(Batch.of([make_event(type=type) for type in types]))
+        await handlers.close()
+        assert caplog.text.count("event type '0': its events are skipped, 1 so far") == 2
+
+    @pytest.mark.asyncio
     @pytest.mark.parametrize(
         ("handlers", "unhandled", "result"),
         [

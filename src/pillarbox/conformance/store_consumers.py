@@ -14,11 +14,13 @@ from pillarbox.store import ConsumerReport, Failure, Filter, Found, Ref, Replay,
 CARDS: Final = "cards"
 MAIL: Final = "mail"
 _COPIES: Final = 16
-# Fields of events that were never checked: too long, with NUL, with half of a surrogate pair.
+# Fields of events that were never checked: too long, too large, with NUL, with half of a surrogate pair.
 _FOREIGN: Final[Sequence[dict[str, Any]]] = (
     {"key": "k" * 3000, "type": "t" * 3000, "topic": "a" * 3000},
     {"key": "a\0b", "type": "\0", "headers": {"h\0": "\0"}},
     {"key": "\udcff", "type": "\udcff", "headers": {"h": "\udcff"}},
+    {"aggregate_id": "7", "aggregate_version": 10**40, "max_attempts": 10**40},
+    {"aggregate_version": -(2**63) - 1, "max_attempts": 0},
 )
 _REPORT: Final = ConsumerReport("kafka orders", 12, 1, 3, 1500, 2.5, "orders/3: gone\norders/4: gone")
 

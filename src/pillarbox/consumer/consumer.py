@@ -21,6 +21,7 @@ from pillarbox.maintenance.prune import Prune
 from pillarbox.maintenance.service import Service
 from pillarbox.observe import Observer, Observers, observed_publisher
 from pillarbox.publisher import Needs, Publisher
+from pillarbox.publishers.handlers import Handlers
 from pillarbox.relay.destination import prepared_publisher
 from pillarbox.relay.plan import Rules
 from pillarbox.relay.process import run_until_asked, worker_name
@@ -113,6 +114,7 @@ class Consumer:
         self.store = None if store is None else store_of(store)
         self._dead_to = publisher_from_url(dead_to) if isinstance(dead_to, str) else dead_to
         needs = Needs(name, concurrency, on_dead == "block", "skip")
+        self._to = to
         prepared = prepared_publisher(_publisher_of(to), needs, self._subject, on_dead)
         publisher = observed_publisher(prepared, own, "consume")
         try:
@@ -226,10 +228,26 @@ class Consumer:
         """Begin to work, in the background. A database or broker that is not there yet is waited for."""
         if self._supervisor is not None and self._supervisor.running:
             raise ConfigError("this consumer runs already; make another object for a second one")
+        self._tell_other_inboxes()
         if self._server is not None:
             await self._server.start()
         self._supervisor = Supervisor(self._job, self.store, self._dead_to, self._services)
         self._supervisor.start()
+
+    def _tell_other_inboxes(self) -> None:
+        """A dead letter counts as applied under the consumer's name, which an inbox of another name does not see."""
+        if self.store is None or not isinstance(self._to, Handlers):
+            return
+        for handler, inbox in self._to.inboxes().items():
+            if inbox != self.name:
+                self._log.warning(
+                    "%s: handler %s records its events in Inbox(%r), so a copy of an event that is a dead letter would "
+                    "be applied; give consumer and inbox the same name",
+                    self._subject,
+                    handler,
+                    inbox,
+                    extra=self._subject.fields("other_inbox"),
+                )
 
     def _services(self, runner: Runner) -> list[Service]:
         store, job, logger = self.store, self._job, self._logger

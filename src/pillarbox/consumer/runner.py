@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from pillarbox.batch import Batch, Part
-from pillarbox.consumer.decoder import unreadable
 from pillarbox.consumer.job import Job
 from pillarbox.consumer.letters import Letters
+from pillarbox.consumer.unreadable import unreadable
 from pillarbox.consumer.window import Decision, Queue, Track, Window, events_of
 from pillarbox.errors import Outage, Reject, StoreDown, StoreError
 from pillarbox.publisher import Outcome, Result, rejected
@@ -199,7 +199,7 @@ class Runner:
                 event = decode(message)
             except Exception as error:
                 event, refusal = unreadable(message), self._refusal(error)
-            size = len(message.body) + sum([len(value) for _, value in message.headers])
+            size = len(message.body) + len(message.key or b"") + sum([len(value) for _, value in message.headers])
             window.add(track, message.position, event, size, message.written_at, refusal)
         for track in touched:
             if not track.paused and window.is_full(track):

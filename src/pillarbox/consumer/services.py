@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pillarbox.batch import Batch, Part
-from pillarbox.consumer.decoder import UNREADABLE_TYPE, message_of
 from pillarbox.consumer.job import Job
+from pillarbox.consumer.unreadable import UNREADABLE_TYPE, message_of, with_id_of_letter
 from pillarbox.errors import Reject
 from pillarbox.event import Event
 from pillarbox.maintenance.service import Service
 from pillarbox.publisher import Outcome, Result, rejected
 from pillarbox.relay.breaker import Circuit
 from pillarbox.relay.destination import Destination
-from pillarbox.source import Lane
 from pillarbox.store.consumers import ConsumerReport, Consumers, Replay
 from pillarbox.store.records import error_entry
 
@@ -30,7 +29,7 @@ _REPLAYS: Final = 100
 
 class Replays(Service):
     """Gives the dead letters that an operator has replayed to the handlers, each with all attempts of a new event. One
-    that fails too often is dead again."""
+    that fails too often, or for too long, is dead again."""
 
     name = "replays"
 
@@ -52,15 +51,15 @@ class Replays(Service):
         """Returns how many were applied."""
         if self._destination.breaker.state is not Circuit.CLOSED:
             return 0
-        begun = time.monotonic()
+        until = time.monotonic() + _WORK_SECONDS
         replays = await self._store.take_replays(self._job.name, self._job.worker, _REPLAYS, _LEASE_SECONDS)
         runs = [Run(replay, replay.event._replace(attempts=0)) for replay in replays]
         applied = 0
         # What is left then, or at a stop, comes again when its lease has run out.
-        while runs and not self._stop.is_set() and time.monotonic() - begun < _WORK_SECONDS:
+        while runs and not self._stop.is_set() and time.monotonic() < until:
             for run, outcome in await self._attempt(_ready(runs, time.monotonic())):
                 applied += outcome.result is Result.PUBLISHED
-                if await self._settle(run, outcome):
+                if await self._settle(run, outcome, until):
                     runs.remove(run)
             if runs:
                 await self._wait(max(0.0, min(run.due_at for run in runs) - time.monotonic()))
@@ -86,14 +85,14 @@ class Replays(Service):
         if event.type != UNREADABLE_TYPE:
             return event
         try:
-            return self._job.decode(message_of(event, Lane("replay"), 0))
+            return with_id_of_letter(self._job.decode(message_of(event)), event)
         except Reject as error:
             return rejected(str(error))
         except Exception as error:
             return rejected(f"the decoder raised {type(error).__name__}")
 
-    async def _settle(self, run: "Run", outcome: Outcome) -> bool:
-        """Whether the replay is over."""
+    async def _settle(self, run: "Run", outcome: Outcome, until: float) -> bool:
+        """Whether the replay is over. until: when this worker's time for it ends."""
         name, report = self._job.name, self._job.report
         if outcome.result is Result.PUBLISHED:
             if await self._store.finish_replay(name, run.replay):
@@ -109,7 +108,9 @@ class Replays(Service):
             run.due_at = now + (_AWAY_SECONDS if outcome.is_outage else _UNTRIED_SECONDS)
             return False
         failure, is_dead = self._job.rules.classify(run.event, outcome)
-        if is_dead:
+        # The next lease would begin with the first attempt, and the replay would never end.
+        is_too_late = now + (failure.delay or 0.0) >= until
+        if is_dead or is_too_late:
             if await self._store.bury(name, failure, run.errors):
                 report.died(failure)
             return True

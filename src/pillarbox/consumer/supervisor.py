@@ -10,6 +10,7 @@ from typing import Final
 
 from pillarbox.consumer.job import Job
 from pillarbox.consumer.runner import Runner
+from pillarbox.consumer.services import Replays
 from pillarbox.errors import Outage, PillarboxError, StoreDown
 from pillarbox.maintenance.service import Service
 from pillarbox.publisher import Publisher
@@ -57,6 +58,7 @@ class Supervisor:
         self._log = job.logger or log
         self._runner: Runner | None = None
         self._services = services
+        self._beside: Sequence[Service] = ()  # those that run
         self._opened: list[Callable[[Deadline], Awaitable[None]]] = []  # how to close what was opened
         self._deadline: Deadline | None = None
         self._stop_asked = asyncio.Event()
@@ -98,6 +100,8 @@ class Supervisor:
         self.readiness.stopped()
         if self._runner is not None:
             self._runner.stop(self._deadline)
+        for service in self._beside:
+            service.stop()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=self._deadline.left(Step.LEAVE) + _CANCEL_SECONDS)
             if not self._task.done():
@@ -121,8 +125,22 @@ class Supervisor:
         finally:
             deadline = self._deadline or Deadline(self._job.grace_seconds)
             for end in reversed(self._opened):
-                await end(deadline)
+                await self._close(end, deadline)
             self._ended.set()
+
+    async def _close(self, end: Callable[[Deadline], Awaitable[None]], deadline: Deadline) -> None:
+        """Close a part. One that raises must not keep the others open, nor hide why the consumer has failed."""
+        try:
+            await end(deadline)
+        except Exception as error:
+            self._log.error(
+                "%s: a part cannot be closed and is left behind (%s: %s)",
+                self._job.subject,
+                type(error).__name__,
+                error,
+                exc_info=None if isinstance(error, PillarboxError) else error,
+                extra=self._job.subject.fields("left_behind"),
+            )
 
     def _fail(self, error: Exception) -> None:
         self.error, self.state = error, State.FAILED
@@ -226,12 +244,12 @@ class Supervisor:
             job.worker,
             extra=job.subject.fields("started", worker=job.worker),
         )
-        services = self._services(runner)
+        services = self._beside = self._services(runner)
         tasks = [asyncio.create_task(each.run(), name=f"pillarbox-{each.name}") for each in services]
         try:
             await runner.run()
         finally:
-            await _stopped(services, tasks)
+            await _stopped(services, tasks, self._deadline or Deadline(job.grace_seconds))
 
     def _closing(self, publisher: Publisher) -> Callable[[Deadline], Awaitable[None]]:
         async def end(deadline: Deadline) -> None:
@@ -248,9 +266,13 @@ class Supervisor:
                 await store.close()
 
 
-async def _stopped(services: Sequence[Service], tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _stopped(services: Sequence[Service], tasks: Sequence[asyncio.Task[None]], deadline: Deadline) -> None:
     for service in services:
         service.stop()
+    # Handlers may run in a replay. They have as long as those of the runner.
+    replays = [task for service, task in zip(services, tasks, strict=True) if isinstance(service, Replays)]
+    if replays:
+        await asyncio.wait(replays, timeout=deadline.left(Step.FINISH))
     if tasks:
         await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
     for task in tasks:

@@ -73,7 +73,7 @@ REQUESTS: Final = _counter(
 )
 CONSUMED: Final = _counter(
     "consumer_events_total",
-    "Events that a consumer gave to its destination; outcome: done, retry, rejected, or outage (uncharged)",
+    "Events that a consumer gave to its destination; outcome: done, skipped (no handler), retry, rejected, outage",
     "consumer",
     "outcome",
 )

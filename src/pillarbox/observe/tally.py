@@ -15,7 +15,7 @@ from pillarbox.event import Event, Status
 from pillarbox.observe import metrics
 from pillarbox.observe.metrics import Metric
 from pillarbox.observe.observer import Observer
-from pillarbox.publisher import PUBLISHED, Outcome, Result
+from pillarbox.publisher import PUBLISHED, SKIPPED, Outcome, Result
 from pillarbox.store import PARKED, Claim, ClaimResults, Failure, Grant, HoldMode, Rescued, Settlement, StreamGauges
 from pillarbox.store.consumers import ConsumerReport
 
@@ -200,7 +200,10 @@ class Tally(Observer):
             self._consuming[consumer] -= len(batch)
             self._histogram(metrics.CONSUME_DURATION, consumer, metrics.DURATION_BOUNDS).add(seconds)
             counter = self._counters[metrics.CONSUMED]
-            counter[consumer, "done"] += done
+            skipped = sum([outcome is SKIPPED for outcome in outcomes])
+            counter[consumer, "done"] += done - skipped
+            if skipped:
+                counter[consumer, "skipped"] += skipped
             if done < len(outcomes):
                 for outcome in outcomes:
                     if (name := outcome_name(outcome)) in _OUTCOMES:

@@ -14,7 +14,7 @@ from pillarbox.event import Event
 from pillarbox.hints import hint
 from pillarbox.inbox.once import inbox_of
 from pillarbox.publisher import (
-    PUBLISHED,
+    SKIPPED,
     UNTRIED,
     Limits,
     Needs,
@@ -27,7 +27,7 @@ from pillarbox.publisher import (
     retry,
 )
 from pillarbox.publishers._calls import Handler, OneCall, Run, make_handler
-from pillarbox.publishers._reminder import Reminder
+from pillarbox.publishers._reminder import MOST_NAMES, Reminder
 from pillarbox.publishers._rounds import Piece, Rounds
 from pillarbox.publishers._session import Session
 from pillarbox.publishers.keyed import Cursor, KeyedBatch
@@ -270,6 +270,11 @@ class Handlers(Publisher):
                 else:
                     left = await self._run(session, cursor, handler)
 
+    def inboxes(self) -> Mapping[str, str]:
+        """The names of functions that are decorated with ``inbox.once``, each with the name of its inbox."""
+        places = {handler.name: inbox_of(handler.function) for handler in self._handlers.values()}
+        return {name: place.consumer for name, place in places.items() if place is not None}
+
     def handler_of(self, event: Event) -> Handler | None:
         """The function that is called first with this event."""
         return self._handlers.get(event.type) or self._handlers.get(ALL_OTHERS)
@@ -291,10 +296,12 @@ class Handlers(Publisher):
         if self._unknown == "reject":
             return rejected(f"{problem}; {remedy}")
         if self._unknown == "skip":
+            if event.type not in self._skipped and len(self._skipped) >= MOST_NAMES:
+                self._skipped.clear()
             self._skipped[event.type] += 1
             if self._reminder.is_due(event.type):
                 logger.info("%s: its events are skipped, %d so far", problem, self._skipped[event.type], extra=extra)
-            return PUBLISHED
+            return SKIPPED
         if self._reminder.is_due(event.type):
             logger.warning(
                 "%s in stream '%s': its events wait, uncharged; %s", problem, event.stream, remedy, extra=extra

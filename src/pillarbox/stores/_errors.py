@@ -1,11 +1,9 @@
 """The errors of an event, as stores keep them."""
 
-from typing import Final
 
+from pillarbox.limits import MOST_ATTEMPTS as MOST_ATTEMPTS
 from pillarbox.store import CRASHES_ALONE
 from pillarbox.store.records import error_entry as error_entry
-
-MOST_ATTEMPTS: Final = 2**31 - 1  # a column holds no more; the count stops there
 
 
 def keepable(error: str) -> str:

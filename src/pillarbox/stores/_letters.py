@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from pillarbox.event import Event
-from pillarbox.limits import NAME_LIMITS
+from pillarbox.limits import LEAST_VERSION, MOST_ATTEMPTS, MOST_VERSION, NAME_LIMITS
 from pillarbox.store import ConsumerReport, ConsumerStatus, Failure
 from pillarbox.stores._errors import error_entry, keepable
 
@@ -27,6 +27,10 @@ def storable(event: Event) -> Event:
         for name in ("created_at", "occurred_at", "available_at")
         if (value := getattr(event, name)) is not None
     }
+    if event.aggregate_version is not None and not LEAST_VERSION <= event.aggregate_version <= MOST_VERSION:
+        fields["aggregate_version"] = None  # another number would be another version
+    if event.max_attempts is not None:
+        fields["max_attempts"] = min(max(event.max_attempts, 1), MOST_ATTEMPTS)
     headers = {keepable(name): keepable(value) for name, value in event.headers.items()}
     return event._replace(**fields, headers=headers)
 

@@ -12,19 +12,41 @@ from pillarbox.source import Lane, Message
 
 @dataclass(eq=False, slots=True)
 class Partition:
-    """One assignment of a partition. Offsets are those of the next message, as Kafka counts them."""
+    """One assignment of a partition. Offsets are those of the next message, as Kafka counts them.
+
+    The reader's thread calls ``reached``, the event loop ``settle``."""
 
     lane: Lane
     topic: str
     number: int
     settled: int | None  # None: nothing was ever committed
     committed: int | None
+    read_in: int  # the number of the read in which it was assigned
+    delivered: int | None = None  # None: nothing yet
+    end: int = 0  # where nothing more was to be read, the last time
     is_paused: bool = False  # as the consumer was told
     wants_pause: bool = False
 
     @property
     def is_settled(self) -> bool:
         return self.settled is not None and self.settled != self.committed
+
+    def settle(self, position: int) -> None:
+        if position >= (self.settled or 0):
+            self.settled = position + 1
+            self._settle_end()
+
+    def reached(self, end: int) -> None:
+        """Up to here all has been delivered."""
+        self.end = end
+        self._settle_end()
+
+    def _settle_end(self) -> None:
+        # Behind the last message there can be markers of transactions, and messages that were never committed. An offset
+        # in front of them would be one that is missing when retention deletes them.
+        begin = self.settled or 0
+        if begin >= (self.delivered or 0) and self.end > begin:
+            self.settled = self.end
 
     def at(self, offset: int | None = None) -> TopicPartition:
         place = (self.topic, self.number)

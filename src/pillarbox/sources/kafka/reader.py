@@ -38,6 +38,7 @@ class Reader:
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._by_lane: dict[Lane, Partition] = {}
         self._commit_at = 0.0
+        self._reads = 0
         self._down: str | None = None
         self._problem: Exception | None = None
         self._is_closing = False
@@ -56,8 +57,8 @@ class Reader:
 
     def settle(self, lane: Lane, position: int) -> None:
         partition = self._by_lane.get(lane)
-        if partition is not None and position >= (partition.settled or 0):
-            partition.settled = position + 1
+        if partition is not None:
+            partition.settle(position)
 
     def pause(self, lane: Lane, is_wanted: bool) -> None:
         partition = self._by_lane.get(lane)
@@ -97,19 +98,24 @@ class Reader:
             if self._down is not None:
                 self._probe()
             return []
+        self._reads += 1
         # A rebalance can come with the next call, and take the lane of this message away.
         lane_of_first = self._lane_of(first)
         others = self._consumer.consume(limit - 1, 0) if limit > 1 else []
         messages = []
         if lane_of_first is not None and lane_of_first is self._lane_of(first):
-            messages.append(message_of(first, lane_of_first))
+            messages.append(self._delivered(first, lane_of_first))
         for raw in others:
             lane = self._lane_of(raw)
             if lane is not None:
-                messages.append(message_of(raw, lane))
+                messages.append(self._delivered(raw, lane))
         if not messages:
             self._raise_problem()
         return messages
+
+    def _delivered(self, raw: Any, lane: Lane) -> Message:
+        self._by_lane[lane].delivered = raw.offset() + 1
+        return message_of(raw, lane)
 
     def lag(self) -> dict[Lane, int]:
         """Messages that are not settled, of each lane of which it is known."""
@@ -122,7 +128,7 @@ class Reader:
                 if ends[1] < 0:
                     ends = self._consumer.get_watermark_offsets(partition.at(), timeout=_PROBE_SECONDS)
             except KafkaException:
-                break
+                return {}  # a part of it would pass for all
             begin = partition.settled if partition.settled is not None else ends[0]
             found[partition.lane] = max(0, ends[1] - begin)
         return found
@@ -181,7 +187,7 @@ class Reader:
         for place, committed in starts:
             key = (place.topic, place.partition)
             known = place.offset if place.offset >= 0 else None
-            partition = Partition(Lane(f"{key[0]}/{key[1]}"), *key, settled=known, committed=committed)
+            partition = Partition(Lane(f"{key[0]}/{key[1]}"), *key, settled=known, committed=committed, read_in=self._reads)
             self._partitions[key] = self._by_lane[partition.lane] = partition
             lanes.append(partition.lane)
         # Before the first message of these lanes.
@@ -313,6 +319,11 @@ class Reader:
         """An error that came in place of a message."""
         error = raw.error()
         partition = self._partitions.get((raw.topic(), raw.partition()))
+        if error.code() == KafkaError._PARTITION_EOF:
+            # Of a partition that came in the middle of a call for several messages, it may be an older end.
+            if partition is not None and partition.read_in != self._reads:
+                partition.reached(raw.offset())
+            return
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             if partition is not None:
                 self._loop.call_soon_threadsafe(

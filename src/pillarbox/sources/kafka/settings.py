@@ -26,7 +26,7 @@ _GUARDED: Final[Guarded] = {
         only("cooperative-sticky"),
         "leave it out: with another strategy each rebalance stops all partitions",
     ),
-    "enable.partition.eof": (only("false"), _OWN),
+    "enable.partition.eof": (only("true"), _OWN),
     "on_commit": (never, _OWN),
     "offset_commit_cb": (never, _OWN),
     "rebalance_cb": (never, _OWN),
@@ -40,6 +40,7 @@ _DEFAULTS: Final = {
 _PROMISES: Final = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
     "auto.offset.reset": "error",
 }
 
