@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -13,13 +14,13 @@ import pytest_asyncio
 
 from pillarbox.batch import Batch, Part
 from pillarbox.conformance.events import make_event
-from pillarbox.errors import ConfigError
+from pillarbox.errors import ConfigError, Outage
 from pillarbox.event import Event, Status
 from pillarbox.publisher import PUBLISHED, UNTRIED, Place
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.publishers.kafka import topics as kafka_topics
-from pillarbox.store import Store, new_ticket
-from servers import Kafka, MongoStandalone
+from pillarbox.store import Store, batch_of, new_ticket
+from servers import Kafka, KafkaCluster, MongoStandalone
 from servers.fixtures import OwnServer
 from tests.integration.relays import (
     STREAM,
@@ -54,7 +55,7 @@ LEASE = 1.0
 class Topic:
     """A topic as a consumer sees it that reads committed messages."""
 
-    def __init__(self, server: Kafka, partitions: int = 2, **config: Any) -> None:
+    def __init__(self, server: Kafka | KafkaCluster, partitions: int = 2, **config: Any) -> None:
         self.servers = server.bootstrap_servers
         self.admin = kafka_admin.AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         self.name = Cluster(server).topic(partitions, **config)
@@ -193,6 +194,12 @@ class Producer:
         await self.publisher.open()
         return await self.publisher.recover(self.place)
 
+    async def recover_or_nothing(self) -> bytes:
+        try:
+            return await self.recover()
+        except Outage:
+            return b""
+
     async def publish(self, events: Sequence[Event], ticket: bytes = b"") -> Sequence[Any]:
         part = Part(0, self.place.token, events, ticket or new_ticket(events, None))
         return await self.publisher.publish(Batch(STREAM, [part]))
@@ -219,6 +226,45 @@ async def test_nothing_is_published_before_a_recovery(topic: Topic) -> None:
     await producer.recover()
     await producer.publisher.close()
     assert await topic.read() == {}
+
+
+async def leader_of(topic: Topic, name: str, nodes: Sequence[Kafka]) -> Kafka:
+    """The node that leads the first partition."""
+    found = await asyncio.to_thread(topic.admin.list_topics, name, 10)
+    return nodes[found.topics[name].partitions[0].leader - 1]
+
+
+async def test_a_broker_that_was_frozen_hides_no_ticket(own_server: OwnServer) -> None:
+    """It takes itself for the leader of what it knew, until it learns that it was replaced meanwhile."""
+    cluster = own_server(KafkaCluster)
+    topic = Topic(cluster, replicas=[[1, 2, 3]])
+    identity = f"frozen-{topic.name}"
+    first = Producer(topic, identity, 1)
+    await first.recover()
+    frozen = await leader_of(topic, f"{identity}.{STREAM}.progress", cluster.nodes)
+    others = ",".join(node.address for node in cluster.nodes if node is not frozen)
+    old, new = (Producer(topic, identity, token, servers=others) for token in (2, 3))
+    await old.recover()
+    known = new_ticket(events := numbered("ann", 1), None)
+    assert await old.publish(events, known) == [PUBLISHED]
+    frozen.pause()
+    assert await eventually(new.recover_or_nothing) == known
+    newest = new_ticket(events := numbered("ann", 1, first=2), batch_of(known))
+    assert await new.publish(events, newest) == [PUBLISHED]
+    # When a client that knows the frozen node as the leader recovers, and the node goes on meanwhile
+    old.place = old.place._replace(token=4)
+    progress: Any = old.publisher._senders._make(old.place)._progress
+    read = progress.last
+
+    def last(*arguments: Any) -> bytes:
+        Timer(0.3, frozen.resume).start()
+        ticket: bytes = read(*arguments)
+        return ticket
+
+    progress.last = last
+    assert await old.recover() == newest
+    for each in (first, old, new):
+        await each.publisher.close()
 
 
 async def test_a_ticket_behind_many_transactions_is_found(topic: Topic) -> None:
@@ -254,6 +300,13 @@ async def test_a_refused_event_dies_alone(
     assert set(await attempts(store)) == {1}, "neighbours are charged for their own delivery only"
 
 
+async def test_a_ticket_may_be_larger_than_the_events_of_its_topic(kafka: Kafka, store: Store) -> None:
+    topic = Topic(kafka, 1, max_message_bytes=2000)
+    await store.add(numbered("ann", 400))
+    await served(store, topic, {Status.PUBLISHED: 400})
+    await topic.has({"ann": list(range(1, 401))})
+
+
 async def test_an_event_without_a_topic_waits_alone(topic: Topic, store: Store) -> None:
     missing = numbered("bob", 1, topic=f"missing-{topic.name}")
     await store.add([*numbered("ann", 3), *missing, *numbered("eve", 3)])
@@ -287,19 +340,18 @@ def topic_has_some(topic: Topic) -> bool:
     return bool(topic._reader.read_to_end(topic.name))
 
 
+def said_by(running: Any) -> str:
+    error = running._supervisor.readiness.error(STREAM)
+    worker = worker_of(running)
+    return str(error or (worker and worker.circuit_error) or "")
+
+
 async def refused(store: Store, to: str) -> str:
     """What a relay says that cannot serve: why its stream failed, or why its circuit is open."""
     running = relay(store, stream(to, lease=LEASE))
-
-    def said() -> str:
-        supervisor: Any = running._supervisor
-        error = supervisor.readiness.error(STREAM)
-        worker = worker_of(running)
-        return str(error or (worker and worker.circuit_error) or "")
-
     async with running:
-        await until(said)
-        sentence = said()
+        await until(lambda: said_by(running))
+        sentence = said_by(running)
     assert "\n" not in sentence
     return sentence
 
@@ -324,6 +376,19 @@ async def test_a_restored_database_is_noticed(topic: Topic, store: Any) -> None:
     await execute(store, "UPDATE {event} SET status = 'pending'")
     await execute(store, "UPDATE {lease} SET settled_batch = NULL")
     assert "do not agree on what was published last" in await refused(store, topic.url())
+    await topic.has(in_order(KEYS, 2 * EACH))
+
+
+async def test_a_database_that_was_restored_under_a_relay_is_noticed(topic: Topic, store: Any) -> None:
+    async with relay(store, stream(topic.url(), lease=LEASE)) as running:
+        for part in (0, 1):
+            await store.add(mixed(KEYS, EACH, first=part * EACH + 1))
+            await settled(store, {Status.PUBLISHED: (part + 1) * ALL})
+        await execute(store, "UPDATE {lease} SET settled_batch = NULL")
+        await execute(store, "UPDATE {event} SET status = 'pending'")
+        await store.add(numbered("later", 1))
+        await until(lambda: said_by(running))
+    assert "do not agree on what was published last" in said_by(running)
     await topic.has(in_order(KEYS, 2 * EACH))
 
 
