@@ -231,7 +231,8 @@ async def test_nothing_is_published_before_a_recovery(topic: Topic) -> None:
 async def leader_of(topic: Topic, name: str, nodes: Sequence[Kafka]) -> Kafka:
     """The node that leads the first partition."""
     found = await asyncio.to_thread(topic.admin.list_topics, name, 10)
-    return nodes[found.topics[name].partitions[0].leader - 1]
+    leader: int = found.topics[name].partitions[0].leader
+    return nodes[leader - 1]
 
 
 async def test_a_broker_that_was_frozen_hides_no_ticket(own_server: OwnServer) -> None:
@@ -253,7 +254,8 @@ async def test_a_broker_that_was_frozen_hides_no_ticket(own_server: OwnServer) -
     assert await new.publish(events, newest) == [PUBLISHED]
     # When a client that knows the frozen node as the leader recovers, and the node goes on meanwhile
     old.place = old.place._replace(token=4)
-    progress: Any = old.publisher._senders._make(old.place)._progress
+    producers: Any = old.publisher._senders
+    progress = producers._make(old.place)._progress
     read = progress.last
 
     def last(*arguments: Any) -> bytes:
@@ -462,6 +464,14 @@ async def test_properties_that_would_break_it_are_refused(options: dict[str, str
         KafkaPublisher.from_url(f"kafka://localhost?topic=t&delivery=exactly-once{more}")
     with pytest.raises(ConfigError, match="use one of: at-least-once, exactly-once"):
         KafkaPublisher.from_url("kafka://localhost?topic=t&delivery=once")
+
+
+async def test_a_transaction_timeout_that_the_client_refuses_is_one_line() -> None:
+    publisher = KafkaPublisher.from_url("kafka://localhost?topic=t&delivery=exactly-once&transaction.timeout.ms=500")
+    with pytest.raises(
+        ConfigError, match=r'^.*"transaction.timeout.ms" value 500 is outside .*; correct or remove it$'
+    ):
+        await publisher.open()
 
 
 async def test_a_transaction_timeout_that_the_broker_refuses_is_named(topic: Topic, store: Store) -> None:
