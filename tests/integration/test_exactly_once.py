@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from pillarbox.publisher import PUBLISHED, UNTRIED, Place
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.publishers.kafka import topics as kafka_topics
 from pillarbox.store import Store, batch_of, new_ticket
+from pillarbox.stores.sqlite import SqliteStore
 from servers import Kafka, KafkaCluster, MongoStandalone
 from servers.fixtures import OwnServer
 from tests.integration.relays import (
@@ -381,6 +383,29 @@ async def test_a_restored_database_is_noticed(topic: Topic, store: Any) -> None:
     await topic.has(in_order(KEYS, 2 * EACH))
 
 
+async def test_a_copy_of_the_database_with_another_topic_is_refused(kafka: Kafka, topic: Topic, tmp_path: Path) -> None:
+    """Its events would count as published in the original, whose topic does not have them."""
+    original, copied = (SqliteStore(str(tmp_path / f"{name}.db"), shards=4) for name in ("original", "copy"))
+    await original.migrate()
+    await original.open()
+    await original.add(numbered("ann", 3))
+    await served(original, topic, {Status.PUBLISHED: 3})
+    await original.add(numbered("ann", 3, first=4))
+    await original.close()
+    shutil.copy(tmp_path / "original.db", tmp_path / "copy.db")
+    await copied.open()
+    elsewhere = Topic(kafka)
+    assert "pillarbox identity --new" in await refused(copied, elsewhere.url())
+    await original.open()
+    await served(original, topic, {Status.PUBLISHED: 6})
+    await topic.has({"ann": [1, 2, 3, 4, 5, 6]})
+    await copied.set_identity("copy-of-it")
+    await served(copied, elsewhere, {Status.PUBLISHED: 6})
+    await elsewhere.has({"ann": [4, 5, 6]})
+    for store in (original, copied):
+        await store.close()
+
+
 async def test_a_database_that_was_restored_under_a_relay_is_noticed(topic: Topic, store: Any) -> None:
     async with relay(store, stream(topic.url(), lease=LEASE)) as running:
         for part in (0, 1):
@@ -390,7 +415,7 @@ async def test_a_database_that_was_restored_under_a_relay_is_noticed(topic: Topi
         await execute(store, "UPDATE {event} SET status = 'pending'")
         await store.add(numbered("later", 1))
         await until(lambda: said_by(running))
-    assert "do not agree on what was published last" in said_by(running)
+        assert "do not agree on what was published last" in said_by(running)
     await topic.has(in_order(KEYS, 2 * EACH))
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 
+from pillarbox.envelopes import Message
 from pillarbox.errors import ConfigError, Outage
 from pillarbox.publisher import Place
 from pillarbox.publishers.kafka.topics import DESCRIBE_SECONDS, Topics, kafka_admin
@@ -39,6 +40,7 @@ _SETTINGS: Final = {
     "max.message.bytes": str(TICKET_BYTES),
     "segment.bytes": "16777216",
 }
+_TOPIC: Final = "topic"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -53,10 +55,6 @@ def transactional_id(place: Place) -> str:
 
 def progress_topic(place: Place) -> str:
     return f"{place.identity}.{stream_part(place.stream)}.progress"
-
-
-def ticket_key(place: Place) -> bytes:
-    return f"{place.stream}/{place.shard}".encode()
 
 
 def end_key(place: Place) -> bytes:
@@ -163,6 +161,22 @@ class ProgressTopics:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
 
+    def record(self, place: Place, ticket: bytes) -> Message:
+        """The message with a ticket. It also names the topic for events without one of their own."""
+        return Message(f"{place.stream}/{place.shard}".encode(), ticket, [(_TOPIC, self._default_topic.encode())])
+
+    def _ticket(self, record: Any) -> bytes:
+        """The ticket of a record. Raises ConfigError if its events went to another topic: they would count as published
+        in this database, and be missing in its topic."""
+        topic = dict(record.headers() or ()).get(_TOPIC, b"").decode()
+        if topic != self._default_topic:
+            raise ConfigError(
+                f"the progress topic {record.topic()!r} is of a stream with topic={topic or '*'}, and this one has "
+                f"topic={self._default_topic or '*'}: if this database is a copy, run `pillarbox identity --new`; if "
+                "the topic was changed, drain the stream with the old one before you run it"
+            )
+        return bytes(record.value())
+
     def last(self, place: Place, end: int, stop: threading.Event) -> bytes:
         """The last committed ticket of a shard; empty: there is none. end: the place of a record that the caller has
         just committed behind it. A broker that was frozen or cut off can still take itself for the leader and know of
@@ -204,7 +218,7 @@ class ProgressTopics:
             elif message.offset() >= end:
                 return value
             else:
-                value = bytes(message.value() or value)
+                value = self._ticket(message) if message.value() else value
         raise Outage(
             f"{self._description}: the progress topic {consumer.assignment()[0].topic!r} cannot be read to its end; "
             "another relay has a transaction open there, or the cluster is busy; if this lasts, see the runbook: "

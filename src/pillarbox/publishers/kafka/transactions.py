@@ -31,7 +31,6 @@ from pillarbox.publishers.kafka.progress import (
     commands,
     end_key,
     progress_topic,
-    ticket_key,
     transactional_id,
 )
 from pillarbox.publishers.kafka.targets import TICK_SECONDS, Targets, sized
@@ -258,7 +257,7 @@ class ShardProducer:
         if ticket is not None:
             self.trace("transaction_sent")
             place, last = self.place, len(messages)
-            record = Message(ticket_key(place), ticket, [])
+            record = self._progress.record(place, ticket)
             self._produce(client, progress_topic(place), record, place.shard, reporters[last], last)
             sent += 1
         return self._wait(client, sent)
