@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from confluent_kafka import Producer as ConfluentProducer
+from confluent_kafka import TopicPartition
 
 from pillarbox.batch import Batch, Part
 from pillarbox.conformance.events import make_event
@@ -19,6 +21,7 @@ from pillarbox.errors import ConfigError, Outage
 from pillarbox.event import Event, Status
 from pillarbox.publisher import PUBLISHED, UNTRIED, Place
 from pillarbox.publishers.kafka import KafkaPublisher
+from pillarbox.publishers.kafka import progress as kafka_progress
 from pillarbox.publishers.kafka import topics as kafka_topics
 from pillarbox.store import Store, batch_of, new_ticket
 from pillarbox.stores.sqlite import SqliteStore
@@ -196,11 +199,13 @@ class Producer:
         await self.publisher.open()
         return await self.publisher.recover(self.place)
 
-    async def recover_or_nothing(self) -> bytes:
+    async def recovered(self) -> bool:
+        """Whether it can publish now."""
         try:
-            return await self.recover()
+            self.found = await self.recover()
         except Outage:
-            return b""
+            return False
+        return True
 
     async def publish(self, events: Sequence[Event], ticket: bytes = b"") -> Sequence[Any]:
         part = Part(0, self.place.token, events, ticket or new_ticket(events, None))
@@ -251,7 +256,8 @@ async def test_a_broker_that_was_frozen_hides_no_ticket(own_server: OwnServer) -
     known = new_ticket(events := numbered("ann", 1), None)
     assert await old.publish(events, known) == [PUBLISHED]
     frozen.pause()
-    assert await eventually(new.recover_or_nothing) == known
+    await eventually(new.recovered)
+    assert new.found == known
     newest = new_ticket(events := numbered("ann", 1, first=2), batch_of(known))
     assert await new.publish(events, newest) == [PUBLISHED]
     # When a client that knows the frozen node as the leader recovers, and the node goes on meanwhile
@@ -268,6 +274,36 @@ async def test_a_broker_that_was_frozen_hides_no_ticket(own_server: OwnServer) -
     progress.last = last
     assert await old.recover() == newest
     for each in (first, old, new):
+        await each.publisher.close()
+
+
+async def test_a_recovery_writes_nothing_behind_an_open_transaction(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka can leave one open, and what the same producer commits next would commit it too, though it was aborted."""
+    monkeypatch.setattr(kafka_progress, "_READ_SECONDS", 0.5)
+    identity = f"open-{topic.name}"
+    old, new = (Producer(topic, identity, token) for token in (1, 2))
+    await old.recover()
+    shard = TopicPartition(f"{identity}.{STREAM}.progress", 0)
+
+    def end() -> int:
+        (answer,) = topic.admin.list_offsets({shard: kafka_admin.OffsetSpec.latest()}).values()
+        found: int = answer.result().offset
+        return found
+
+    stranger = ConfluentProducer({"bootstrap.servers": topic.servers, "transactional.id": f"{identity}-stranger"})
+    stranger.init_transactions(10)
+    stranger.begin_transaction()
+    stranger.produce(shard.topic, b"nothing", b"key", shard.partition)
+    stranger.flush(10)
+    before = end()
+    with pytest.raises(Outage, match="cannot be read to its end"):
+        await new.recover()
+    assert end() == before
+    stranger.abort_transaction(10)
+    assert await eventually(new.recovered)
+    for each in (old, new):
         await each.publisher.close()
 
 

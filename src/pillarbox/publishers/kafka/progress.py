@@ -4,15 +4,16 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from pillarbox.envelopes import Message
 from pillarbox.errors import ConfigError, Outage
 from pillarbox.publisher import Place
-from pillarbox.publishers.kafka.topics import DESCRIBE_SECONDS, Topics, kafka_admin
+from pillarbox.publishers.kafka.topics import ASK_SECONDS, DESCRIBE_SECONDS, Topics, kafka_admin
 
 # A new topic, or one whose leader moves, is not known everywhere at once.
 _SETTLING: Final = (
@@ -177,19 +178,49 @@ class ProgressTopics:
             )
         return bytes(record.value())
 
-    def last(self, place: Place, end: int, stop: threading.Event) -> bytes:
-        """The last committed ticket of a shard; empty: there is none. end: the place of a record that the caller has
-        just committed behind it. A broker that was frozen or cut off can still take itself for the leader and know of
-        nothing newer, so what it calls the end proves nothing; who has seen this record has seen all before it."""
+    def last(self, place: Place, mark: Callable[[], int], stop: threading.Event) -> bytes:
+        """The last committed ticket of a shard; empty: there is none. Call it after ``init_transactions``: what was
+        under way before has ended then.
+
+        mark: commits a record without a ticket behind all others, and returns its place. A broker that was frozen or
+        cut off can still take itself for the leader and know of nothing newer, so what it calls the end proves nothing.
+        Who has read this record has read all before it.
+        """
         deadline = time.monotonic() + _READ_SECONDS
         partition = TopicPartition(progress_topic(place), place.shard)
+        end: int | None = None
         while True:
             try:
+                if end is None:
+                    # The record would end a transaction that Kafka has left open, and not as it was decided.
+                    self._wait_until_ended(partition, stop, deadline)
+                    end = mark()
                 return self._last(partition, end, stop, deadline)
             except KafkaException as error:
-                if error.args[0].code() not in _SETTLING or stop.is_set() or time.monotonic() > deadline:
+                is_settling = error.args[0].code() in _SETTLING
+                with suppress(KafkaException):
+                    # The client keeps for a while that it did not know a topic, until it learns of all topics.
+                    self._topics.admin.list_topics(timeout=ASK_SECONDS)
+                if not is_settling or stop.is_set() or time.monotonic() > deadline:
                     raise self.outage(place, error.args[0]) from error
             stop.wait(_PAUSE_SECONDS)
+
+    def _wait_until_ended(self, partition: TopicPartition, stop: threading.Event, deadline: float) -> None:
+        """Return when every transaction of the partition is committed or aborted."""
+        while True:
+            end = self._end(partition, IsolationLevel.READ_UNCOMMITTED)
+            if self._end(partition, IsolationLevel.READ_COMMITTED) >= end:
+                return
+            if stop.is_set() or time.monotonic() > deadline:
+                raise self._unread(partition.topic)
+            stop.wait(_PAUSE_SECONDS)
+
+    def _end(self, partition: TopicPartition, level: IsolationLevel) -> int:
+        answers = self._topics.admin.list_offsets(
+            {partition: kafka_admin.OffsetSpec.latest()}, isolation_level=level, request_timeout=ASK_SECONDS
+        )
+        (answer,) = answers.values()
+        return int(answer.result().offset)
 
     def _last(self, partition: TopicPartition, end: int, stop: threading.Event, deadline: float) -> bytes:
         places = _LAST_PLACES
@@ -219,10 +250,12 @@ class ProgressTopics:
                 return value
             else:
                 value = self._ticket(message) if message.value() else value
-        raise Outage(
-            f"{self._description}: the progress topic {consumer.assignment()[0].topic!r} cannot be read to its end; "
-            "another relay has a transaction open there, or the cluster is busy; if this lasts, see the runbook: "
-            "Exactly once into Kafka"
+        raise self._unread(consumer.assignment()[0].topic)
+
+    def _unread(self, topic: str) -> Outage:
+        return Outage(
+            f"{self._description}: the progress topic {topic!r} cannot be read to its end; another relay has a "
+            "transaction open there, or the cluster is busy; if this lasts, see the runbook: Exactly once into Kafka"
         )
 
     def outage(self, place: Place, reason: Any) -> Outage:

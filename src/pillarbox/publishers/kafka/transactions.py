@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -102,7 +103,7 @@ class ShardProducer:
             self._progress.prepare(self.place)
             client = self._new_client()
             self.trace("shard_fenced")
-            self._last = self._progress.last(self.place, self._mark_end(client), self.stop)
+            self._last = self._progress.last(self.place, partial(self._mark_end, client), self.stop)
             self.trace("progress_read")
             self._client = client
         return self._last
