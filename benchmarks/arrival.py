@@ -47,12 +47,13 @@ def committed(
     return write
 
 
-def ours(bed: Bed, url: str) -> Side:
+def ours(bed: Bed, url: str, delivery: str = "at-least-once") -> Side:
     fill_postgres(url, 0, settled=SETTLED)
 
     @contextmanager
     def serving(topic: str) -> Iterator[None]:
         told = {"servers": bed.servers, "topic": topic, "url": url, "prefix": "outbox", "note": False}
+        told["delivery"] = delivery
         with Child("ours", told, bed.folder) as child:
             child.answer()
             yield
@@ -71,11 +72,11 @@ def _bare(bed: Bed) -> Side:
     return Side(write, lambda _topic: nullcontext())
 
 
-def measure(bed: Bed, side: Side, name: str, seconds: float) -> list[float]:
+def measure(bed: Bed, side: Side, name: str, seconds: float, warm_up: float = _WARM_UP_SECONDS) -> list[float]:
     """The latency of each event at the consumer, in milliseconds."""
     topic = bed.topic(name)
     with Arrivals(bed.servers, topic) as arrivals, side.serving(topic):
-        count = len(side.write(topic, _WARM_UP_SECONDS, 0))
+        count = len(side.write(topic, warm_up, 0))
         since = side.write(topic, seconds, count)
         deadline = time.monotonic() + _LATEST_SECONDS
         while not since.keys() <= arrivals.at.keys():

@@ -1,12 +1,17 @@
 """Rows: how fast a backlog is published into Kafka exactly once."""
 
+import statistics
+
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from benchmarks.bed import PARTITIONS, Bed
+from benchmarks import arrival
+from benchmarks.bed import PARTITIONS, Bed, say
 from benchmarks.drains import Drains, against_bare
 from benchmarks.load import fill, fill_postgres
-from benchmarks.report import Row
+from benchmarks.report import Row, percentiles
 from benchmarks.scale import Scale
+
+_FIRST_SECONDS = 4.0  # in which every shard opens its producer
 
 
 class Committed:
@@ -46,6 +51,16 @@ def _share(bed: Bed, scale: Scale, row: Row, url: str) -> Row:
     found = drains.run("ours", scale.events, lambda: fill(url, scale.events), url=url)
     drains.close()
     row.extra["at_least_once"] = found["per_second"]
+    say(f"  {row.name}: {statistics.median(row.ours) / found['per_second']:.2f} of the speed at least once")
+    return row
+
+
+def _latency(bed: Bed, scale: Scale, row: Row) -> Row:
+    """The same row, with the latency from commit to consumer at a steady rate beside it."""
+    side = arrival.ours(bed, bed.url, delivery="exactly-once")
+    times = arrival.measure(bed, side, f"{row.name}-latency", scale.latency_seconds, _FIRST_SECONDS)
+    row.extra.update({"per_second": arrival.PER_SECOND, **percentiles("ours", times)})
+    say(f"  {row.name}: {statistics.median(times):.1f} ms in the median at {arrival.PER_SECOND} events a second")
     return row
 
 
@@ -60,7 +75,7 @@ def postgres(bed: Bed, scale: Scale) -> Row:
         broker=Committed(bed),
         delivery="exactly-once",
     )
-    return _share(bed, scale, row, bed.url)
+    return _latency(bed, scale, _share(bed, scale, row, bed.url))
 
 
 def mongo(bed: Bed, scale: Scale) -> Row:

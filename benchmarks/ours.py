@@ -96,7 +96,8 @@ def _complain(error: str) -> None:
 
 async def serve(settings: dict[str, Any]) -> dict[str, Any]:
     """Run until told to stop. Reports when each event was acknowledged, unless ``note`` is false."""
-    kafka = KafkaPublisher(servers=settings["servers"], topic=settings["topic"])
+    delivery = settings.get("delivery", "at-least-once")
+    kafka = KafkaPublisher(servers=settings["servers"], topic=settings["topic"], delivery=delivery)
     observer = PublishObserver(_complain)
     observer.keeps_instants = True
     observers = [observer] if settings.get("note", True) else []

@@ -1249,6 +1249,13 @@ MUTANTS: Mapping[str, Mutant] = {
     "deletes nothing of a ticket": Mutant(["test_where_nothing_is_kept_the_events_are_deleted"], TicketsDeleteNothing),
     "settles a ticket of a lost shard": bug("test_a_stale_owner_settles_no_batch", settled_batch=[FENCE, ""]),
     "notes a batch of a lost shard": bug("test_a_stale_owner_settles_no_batch", note_batch=[FENCE, ""]),
+    "notes any batch": bug(
+        "test_a_batch_that_does_not_follow_the_last_one_is_not_settled", note_batch=[r" AND \(settled_batch .*", ""]
+    ),
+    "tells the batch of a lost shard": bug("test_the_last_settled_batch_is_told_to_the_owner", last_batch=[FENCE, ""]),
+    "tells no batch": bug(
+        "test_the_last_settled_batch_is_told_to_the_owner", last_batch=["SELECT settled_batch", "SELECT NULL"]
+    ),
     "settles only pending events of a ticket": bug(
         "test_events_of_a_held_key_are_settled_too", publish=[", 'failed', 'held'", ""]
     ),

@@ -3,23 +3,29 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from confluent_kafka import Producer as ConfluentProducer
+from confluent_kafka import TopicPartition
 
 from pillarbox.batch import Batch, Part
 from pillarbox.conformance.events import make_event
-from pillarbox.errors import ConfigError
+from pillarbox.errors import ConfigError, Outage
 from pillarbox.event import Event, Status
 from pillarbox.publisher import PUBLISHED, UNTRIED, Place
 from pillarbox.publishers.kafka import KafkaPublisher
+from pillarbox.publishers.kafka import progress as kafka_progress
 from pillarbox.publishers.kafka import topics as kafka_topics
-from pillarbox.store import Store, new_ticket
-from servers import Kafka, MongoStandalone
+from pillarbox.store import Store, batch_of, new_ticket
+from pillarbox.stores.sqlite import SqliteStore
+from servers import Kafka, KafkaCluster, MongoStandalone
 from servers.fixtures import OwnServer
 from tests.integration.relays import (
     STREAM,
@@ -54,7 +60,7 @@ LEASE = 1.0
 class Topic:
     """A topic as a consumer sees it that reads committed messages."""
 
-    def __init__(self, server: Kafka, partitions: int = 2, **config: Any) -> None:
+    def __init__(self, server: Kafka | KafkaCluster, partitions: int = 2, **config: Any) -> None:
         self.servers = server.bootstrap_servers
         self.admin = kafka_admin.AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         self.name = Cluster(server).topic(partitions, **config)
@@ -193,6 +199,14 @@ class Producer:
         await self.publisher.open()
         return await self.publisher.recover(self.place)
 
+    async def recovered(self) -> bool:
+        """Whether it can publish now."""
+        try:
+            self.found = await self.recover()
+        except Outage:
+            return False
+        return True
+
     async def publish(self, events: Sequence[Event], ticket: bytes = b"") -> Sequence[Any]:
         part = Part(0, self.place.token, events, ticket or new_ticket(events, None))
         return await self.publisher.publish(Batch(STREAM, [part]))
@@ -219,6 +233,78 @@ async def test_nothing_is_published_before_a_recovery(topic: Topic) -> None:
     await producer.recover()
     await producer.publisher.close()
     assert await topic.read() == {}
+
+
+async def leader_of(topic: Topic, name: str, nodes: Sequence[Kafka]) -> Kafka:
+    """The node that leads the first partition."""
+    found = await asyncio.to_thread(topic.admin.list_topics, name, 10)
+    leader: int = found.topics[name].partitions[0].leader
+    return nodes[leader - 1]
+
+
+async def test_a_broker_that_was_frozen_hides_no_ticket(own_server: OwnServer) -> None:
+    """It takes itself for the leader of what it knew, until it learns that it was replaced meanwhile."""
+    cluster = own_server(KafkaCluster)
+    topic = Topic(cluster, replicas=[[1, 2, 3]])
+    identity = f"frozen-{topic.name}"
+    first = Producer(topic, identity, 1)
+    await first.recover()
+    frozen = await leader_of(topic, f"{identity}.{STREAM}.progress", cluster.nodes)
+    others = ",".join(node.address for node in cluster.nodes if node is not frozen)
+    old, new = (Producer(topic, identity, token, servers=others) for token in (2, 3))
+    await old.recover()
+    known = new_ticket(events := numbered("ann", 1), None)
+    assert await old.publish(events, known) == [PUBLISHED]
+    frozen.pause()
+    await eventually(new.recovered)
+    assert new.found == known
+    newest = new_ticket(events := numbered("ann", 1, first=2), batch_of(known))
+    assert await new.publish(events, newest) == [PUBLISHED]
+    # When a client that knows the frozen node as the leader recovers, and the node goes on meanwhile
+    old.place = old.place._replace(token=4)
+    producers: Any = old.publisher._senders
+    progress = producers._make(old.place)._progress
+    read = progress.last
+
+    def last(*arguments: Any) -> bytes:
+        Timer(0.3, frozen.resume).start()
+        ticket: bytes = read(*arguments)
+        return ticket
+
+    progress.last = last
+    assert await old.recover() == newest
+    for each in (first, old, new):
+        await each.publisher.close()
+
+
+async def test_a_recovery_writes_nothing_behind_an_open_transaction(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka can leave one open, and what the same producer commits next would commit it too, though it was aborted."""
+    monkeypatch.setattr(kafka_progress, "_READ_SECONDS", 0.5)
+    identity = f"open-{topic.name}"
+    old, new = (Producer(topic, identity, token) for token in (1, 2))
+    await old.recover()
+    shard = TopicPartition(f"{identity}.{STREAM}.progress", 0)
+
+    def end() -> int:
+        (answer,) = topic.admin.list_offsets({shard: kafka_admin.OffsetSpec.latest()}).values()
+        found: int = answer.result().offset
+        return found
+
+    stranger = ConfluentProducer({"bootstrap.servers": topic.servers, "transactional.id": f"{identity}-stranger"})
+    stranger.init_transactions(10)
+    stranger.begin_transaction()
+    stranger.produce(shard.topic, b"nothing", b"key", shard.partition)
+    stranger.flush(10)
+    before = end()
+    with pytest.raises(Outage, match="cannot be read to its end"):
+        await new.recover()
+    assert end() == before
+    stranger.abort_transaction(10)
+    assert await eventually(new.recovered)
+    for each in (old, new):
+        await each.publisher.close()
 
 
 async def test_a_ticket_behind_many_transactions_is_found(topic: Topic) -> None:
@@ -254,6 +340,13 @@ async def test_a_refused_event_dies_alone(
     assert set(await attempts(store)) == {1}, "neighbours are charged for their own delivery only"
 
 
+async def test_a_ticket_may_be_larger_than_the_events_of_its_topic(kafka: Kafka, store: Store) -> None:
+    topic = Topic(kafka, 1, max_message_bytes=2000)
+    await store.add(numbered("ann", 400))
+    await served(store, topic, {Status.PUBLISHED: 400})
+    await topic.has({"ann": list(range(1, 401))})
+
+
 async def test_an_event_without_a_topic_waits_alone(topic: Topic, store: Store) -> None:
     missing = numbered("bob", 1, topic=f"missing-{topic.name}")
     await store.add([*numbered("ann", 3), *missing, *numbered("eve", 3)])
@@ -287,19 +380,18 @@ def topic_has_some(topic: Topic) -> bool:
     return bool(topic._reader.read_to_end(topic.name))
 
 
+def said_by(running: Any) -> str:
+    error = running._supervisor.readiness.error(STREAM)
+    worker = worker_of(running)
+    return str(error or (worker and worker.circuit_error) or "")
+
+
 async def refused(store: Store, to: str) -> str:
     """What a relay says that cannot serve: why its stream failed, or why its circuit is open."""
     running = relay(store, stream(to, lease=LEASE))
-
-    def said() -> str:
-        supervisor: Any = running._supervisor
-        error = supervisor.readiness.error(STREAM)
-        worker = worker_of(running)
-        return str(error or (worker and worker.circuit_error) or "")
-
     async with running:
-        await until(said)
-        sentence = said()
+        await until(lambda: said_by(running))
+        sentence = said_by(running)
     assert "\n" not in sentence
     return sentence
 
@@ -324,6 +416,42 @@ async def test_a_restored_database_is_noticed(topic: Topic, store: Any) -> None:
     await execute(store, "UPDATE {event} SET status = 'pending'")
     await execute(store, "UPDATE {lease} SET settled_batch = NULL")
     assert "do not agree on what was published last" in await refused(store, topic.url())
+    await topic.has(in_order(KEYS, 2 * EACH))
+
+
+async def test_a_copy_of_the_database_with_another_topic_is_refused(kafka: Kafka, topic: Topic, tmp_path: Path) -> None:
+    """Its events would count as published in the original, whose topic does not have them."""
+    original, copied = (SqliteStore(str(tmp_path / f"{name}.db"), shards=4) for name in ("original", "copy"))
+    await original.migrate()
+    await original.open()
+    await original.add(numbered("ann", 3))
+    await served(original, topic, {Status.PUBLISHED: 3})
+    await original.add(numbered("ann", 3, first=4))
+    await original.close()
+    shutil.copy(tmp_path / "original.db", tmp_path / "copy.db")
+    await copied.open()
+    elsewhere = Topic(kafka)
+    assert "pillarbox identity --new" in await refused(copied, elsewhere.url())
+    await original.open()
+    await served(original, topic, {Status.PUBLISHED: 6})
+    await topic.has({"ann": [1, 2, 3, 4, 5, 6]})
+    await copied.set_identity("copy-of-it")
+    await served(copied, elsewhere, {Status.PUBLISHED: 6})
+    await elsewhere.has({"ann": [4, 5, 6]})
+    for store in (original, copied):
+        await store.close()
+
+
+async def test_a_database_that_was_restored_under_a_relay_is_noticed(topic: Topic, store: Any) -> None:
+    async with relay(store, stream(topic.url(), lease=LEASE)) as running:
+        for part in (0, 1):
+            await store.add(mixed(KEYS, EACH, first=part * EACH + 1))
+            await settled(store, {Status.PUBLISHED: (part + 1) * ALL})
+        await execute(store, "UPDATE {lease} SET settled_batch = NULL")
+        await execute(store, "UPDATE {event} SET status = 'pending'")
+        await store.add(numbered("later", 1))
+        await until(lambda: said_by(running))
+        assert "do not agree on what was published last" in said_by(running)
     await topic.has(in_order(KEYS, 2 * EACH))
 
 
@@ -397,6 +525,14 @@ async def test_properties_that_would_break_it_are_refused(options: dict[str, str
         KafkaPublisher.from_url(f"kafka://localhost?topic=t&delivery=exactly-once{more}")
     with pytest.raises(ConfigError, match="use one of: at-least-once, exactly-once"):
         KafkaPublisher.from_url("kafka://localhost?topic=t&delivery=once")
+
+
+async def test_a_transaction_timeout_that_the_client_refuses_is_one_line() -> None:
+    publisher = KafkaPublisher.from_url("kafka://localhost?topic=t&delivery=exactly-once&transaction.timeout.ms=500")
+    with pytest.raises(
+        ConfigError, match=r'^.*"transaction.timeout.ms" value 500 is outside .*; correct or remove it$'
+    ):
+        await publisher.open()
 
 
 async def test_a_transaction_timeout_that_the_broker_refuses_is_named(topic: Topic, store: Store) -> None:

@@ -81,6 +81,11 @@ class Log(Publisher):
         self.batch = found.batch
         return Progress(found.batch, len(found.ids))
 
+    async def settled_batch(self, grant: Grant) -> UUID | None:
+        if self.owned_by_others:
+            raise LeaseLost("bob has it")
+        return self.batch
+
     async def held_keys(self, grant: Grant) -> Collection[str]:
         return ()
 
@@ -175,4 +180,22 @@ async def test_an_owner_that_loses_its_shard_in_a_recovery_reads_nothing() -> No
     turns = Turns(Log(make_event()))
     turns.log.owned_by_others = True
     assert await turns() == ["recover", "settle_ticket"]
+    assert turns.shard.lost
+
+
+async def test_a_database_that_forgot_the_last_batch_publishes_nothing() -> None:
+    turns = Turns(Log(make_event()))
+    await turns()
+    turns.log.events, turns.log.batch = [make_event(), make_event()], None  # a backup was restored
+    assert await turns() == ["read"]
+    assert not turns.turn.more
+    assert (await turns())[:3] == ["renew", "recover", "settle_ticket"]
+
+
+async def test_a_shard_that_was_lost_after_its_read_publishes_nothing() -> None:
+    turns = Turns(Log(make_event()))
+    await turns()
+    turns.log.events = [make_event()]
+    turns.log.owned_by_others = True
+    assert await turns() == ["read"]
     assert turns.shard.lost

@@ -148,6 +148,34 @@ class TicketTests(StoreSetup):
         assert (await store.settle_ticket(grant, second)).settled == 1
 
     @pytest.mark.asyncio
+    async def test_the_last_settled_batch_is_told_to_the_owner(self, store: Store, other: Store) -> None:
+        ann, *_ = await self.own_all(store)
+        one, two = await self.write(store, ann, *self.events(2))
+        assert await store.settled_batch(ann) is None
+        ticket = await self.settled(store, ann, one)
+        assert await store.settled_batch(ann) == batch_of(ticket)
+        bob = await self.lose(other, ann)
+        following = new_ticket([two], batch_of(ticket))
+        await other.settle_ticket(bob, following)
+        assert await other.settled_batch(bob) == batch_of(following)
+        with pytest.raises(LeaseLost):
+            await store.settled_batch(ann)
+
+    @pytest.mark.asyncio
+    async def test_a_batch_that_does_not_follow_the_last_one_is_not_settled(self, store: Store) -> None:
+        grant = await self.own(store)
+        one, two, three = await self.write(store, grant, *self.events(3))
+        unknown = new_ticket([one], None)
+        with pytest.raises(LeaseLost):
+            await settle(store, Settlement(grant, published=[two], ticket=new_ticket([two], batch_of(unknown))))
+        ticket = await self.settled(store, grant, one)
+        for before in (None, batch_of(unknown)):
+            with pytest.raises(LeaseLost):
+                await settle(store, Settlement(grant, published=[two], ticket=new_ticket([two], before)))
+        assert await store.settled_batch(grant) == batch_of(ticket)
+        assert await self.read(store, grant) == [two, three]
+
+    @pytest.mark.asyncio
     async def test_shards_and_streams_have_progress_of_their_own(self, store: Store) -> None:
         grants = await self.own_all(store)
         other = await self.own(store, stream="invoices")

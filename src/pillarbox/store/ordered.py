@@ -45,7 +45,8 @@ class Turns(Protocol):
         """Write the results of a turn. Returns for each shard which keys of its settlement are held now. A shard that
         is missing from the result is lost: nothing of it was changed.
 
-        A settlement with a ticket also notes its batch: ``settle_ticket`` then finds it settled.
+        A settlement with a ticket also notes its batch: ``settle_ticket`` then finds it settled. If the ticket does not
+        follow the last settled batch, the shard counts as lost.
 
         A settlement is one transaction, and an owner that has lost its shard changes nothing. One exception: where all
         events of a settlement without a ticket were pending and are published, a store may mark them one by one, and an
@@ -61,6 +62,11 @@ class Turns(Protocol):
         ticket: the last one that the destination has of this shard; empty: it has none. ``pillarbox.store.ticket``
         makes tickets and reads them. Nothing else of the shard was settled since that ticket was published. A store
         without transactions need not have it."""
+        ...
+
+    async def settled_batch(self, grant: Grant) -> UUID | None:
+        """The batch that this shard settled last; None: none. Raises LeaseLost. For a destination that keeps the
+        progress of a shard, as ``settle_ticket``."""
         ...
 
     async def note_suspect(self, grant: Grant, event_id: UUID | None, alone: int = 0) -> None:

@@ -62,7 +62,7 @@ class ComposedStore:
         self.poll, self.reenter_due, self.doze = serving.poll, serving.reenter_due, serving.doze
         self.take, self.renew, self.give = turns.take, turns.renew, turns.give
         self.read, self.read_due, self.settle = turns.read, turns.read_due, turns.settle
-        self.settle_ticket = turns.settle_ticket
+        self.settle_ticket, self.settled_batch = turns.settle_ticket, turns.settled_batch
         self.held_keys, self.note_suspect, self.set_crashes = turns.held_keys, turns.note_suspect, turns.set_crashes
         self.claim, self.renew_claims = claims.claim, claims.renew_claims
         self.settle_claims, self.rescue = claims.settle_claims, claims.rescue

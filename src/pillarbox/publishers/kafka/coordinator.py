@@ -15,7 +15,11 @@ def examine_transactions(admin: Any) -> Finding:
     """For ``pillarbox doctor``."""
     if problem := transaction_problem(admin):
         return failed("delivery", f"exactly once needs transactions: {problem}", "correct it before the relay starts")
-    return ok("delivery", "exactly once, for consumers with isolation.level=read_committed")
+    return ok(
+        "delivery",
+        "exactly once, for consumers with isolation.level=read_committed; a copy of this database needs "
+        "`pillarbox identity --new` before its relays start",
+    )
 
 
 def transaction_problem(admin: Any) -> str:

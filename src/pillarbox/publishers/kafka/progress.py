@@ -4,12 +4,13 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 
+from pillarbox.envelopes import Message
 from pillarbox.errors import ConfigError, Outage
 from pillarbox.publisher import Place
 from pillarbox.publishers.kafka.topics import ASK_SECONDS, DESCRIBE_SECONDS, Topics, kafka_admin
@@ -32,8 +33,15 @@ _TICK_SECONDS: Final = 0.1
 # A transaction takes two places of its partition: the record and the marker of its end.
 _LAST_PLACES: Final = 64
 _FURTHER: Final = 16
-# A ticket of the largest batch, and segments that are soon old enough for the compaction.
-_SETTINGS: Final = {"cleanup.policy": "compact", "max.message.bytes": "2000000", "segment.bytes": "16777216"}
+TICKET_BYTES: Final = 2_000_000
+"""The most that a ticket takes: a stream's batch has 100,000 events at most, with 16 bytes for each."""
+# Segments that are soon old enough for the compaction.
+_SETTINGS: Final = {
+    "cleanup.policy": "compact",
+    "max.message.bytes": str(TICKET_BYTES),
+    "segment.bytes": "16777216",
+}
+_TOPIC: Final = "topic"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -50,11 +58,17 @@ def progress_topic(place: Place) -> str:
     return f"{place.identity}.{stream_part(place.stream)}.progress"
 
 
+def end_key(place: Place) -> bytes:
+    """The key of the records that have no ticket. Compaction keeps the last record of each key."""
+    return f"{place.stream}/{place.shard}/end".encode()
+
+
 def commands(place: Place) -> str:
     """The commands for what this client may not do itself."""
     name = progress_topic(place)
+    settings = " ".join(f"--config {key}={value}" for key, value in _SETTINGS.items())
     return (
-        f"kafka-topics --create --topic {name} --partitions {place.shards} --config cleanup.policy=compact; "
+        f"kafka-topics --create --topic {name} --partitions {place.shards} {settings}; "
         f"kafka-acls --add --allow-principal User:<relay> --resource-pattern-type prefixed --topic {place.identity}. "
         "--operation Read --operation Write --operation Describe --operation DescribeConfigs; "
         f"kafka-acls --add --allow-principal User:<relay> --resource-pattern-type prefixed --transactional-id "
@@ -71,8 +85,7 @@ class ProgressTopics:
             "group.id": "pillarbox",  # the client wants one, and no group is joined
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
+            "auto.offset.reset": "earliest",
         }
         self._topics = topics
         self._description = description
@@ -90,7 +103,7 @@ class ProgressTopics:
                 if not self._check(place, name):
                     self._make(place, name)
             except KafkaException as error:
-                raise self._outage(place, error) from error
+                raise self.outage(place, error.args[0]) from error
             self._ready.add(name)
 
     def forget(self, place: Place) -> None:
@@ -149,75 +162,105 @@ class ProgressTopics:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
 
-    def last(self, place: Place, stop: threading.Event) -> bytes:
+    def record(self, place: Place, ticket: bytes) -> Message:
+        """The message with a ticket. It also names the topic for events without one of their own."""
+        return Message(f"{place.stream}/{place.shard}".encode(), ticket, [(_TOPIC, self._default_topic.encode())])
+
+    def _ticket(self, record: Any) -> bytes:
+        """The ticket of a record. Raises ConfigError if its events went to another topic: they would count as published
+        in this database, and be missing in its topic."""
+        topic = dict(record.headers() or ()).get(_TOPIC, b"").decode()
+        if topic != self._default_topic:
+            raise ConfigError(
+                f"the progress topic {record.topic()!r} is of a stream with topic={topic or '*'}, and this one has "
+                f"topic={self._default_topic or '*'}: if this database is a copy, run `pillarbox identity --new`; if "
+                "the topic was changed, drain the stream with the old one before you run it"
+            )
+        return bytes(record.value())
+
+    def last(self, place: Place, mark: Callable[[], int], stop: threading.Event) -> bytes:
         """The last committed ticket of a shard; empty: there is none. Call it after ``init_transactions``: what was
-        under way before has ended then."""
+        under way before has ended then.
+
+        mark: commits a record without a ticket behind all others, and returns its place. A broker that was frozen or
+        cut off can still take itself for the leader and know of nothing newer, so what it calls the end proves nothing.
+        Who has read this record has read all before it.
+        """
         deadline = time.monotonic() + _READ_SECONDS
         partition = TopicPartition(progress_topic(place), place.shard)
+        end: int | None = None
         while True:
             try:
-                return self._last(partition, stop, deadline)
+                if end is None:
+                    # The record would end a transaction that Kafka has left open, and not as it was decided.
+                    self._wait_until_ended(partition, stop, deadline)
+                    end = mark()
+                return self._last(partition, end, stop, deadline)
             except KafkaException as error:
                 is_settling = error.args[0].code() in _SETTLING
                 with suppress(KafkaException):
                     # The client keeps for a while that it did not know a topic, until it learns of all topics.
                     self._topics.admin.list_topics(timeout=ASK_SECONDS)
                 if not is_settling or stop.is_set() or time.monotonic() > deadline:
-                    self.forget(place)
-                    raise self._outage(place, error) from error
+                    raise self.outage(place, error.args[0]) from error
             stop.wait(_PAUSE_SECONDS)
 
-    def _last(self, partition: TopicPartition, stop: threading.Event, deadline: float) -> bytes:
-        first = self._offset(partition, kafka_admin.OffsetSpec.earliest())
-        end = self._offset(partition, kafka_admin.OffsetSpec.latest())
-        places = _LAST_PLACES
-        consumer = Consumer(self._config)
-        try:
-            while first < end:
-                start = max(first, end - places)
-                consumer.assign([TopicPartition(partition.topic, partition.partition, start)])
-                value = self._read_to(consumer, end, stop, deadline)
-                if value or start == first:
-                    return value
-                places *= _FURTHER
-            return b""
-        finally:
-            consumer.close()
+    def _wait_until_ended(self, partition: TopicPartition, stop: threading.Event, deadline: float) -> None:
+        """Return when every transaction of the partition is committed or aborted."""
+        while True:
+            end = self._end(partition, IsolationLevel.READ_UNCOMMITTED)
+            if self._end(partition, IsolationLevel.READ_COMMITTED) >= end:
+                return
+            if stop.is_set() or time.monotonic() > deadline:
+                raise self._unread(partition.topic)
+            stop.wait(_PAUSE_SECONDS)
 
-    def _offset(self, partition: TopicPartition, spec: Any) -> int:
-        # Uncommitted: the end of what is committed lies before a transaction that somebody has just begun, and can lie
-        # before our own last one.
+    def _end(self, partition: TopicPartition, level: IsolationLevel) -> int:
         answers = self._topics.admin.list_offsets(
-            {partition: spec}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=ASK_SECONDS
+            {partition: kafka_admin.OffsetSpec.latest()}, isolation_level=level, request_timeout=ASK_SECONDS
         )
         (answer,) = answers.values()
         return int(answer.result().offset)
 
+    def _last(self, partition: TopicPartition, end: int, stop: threading.Event, deadline: float) -> bytes:
+        places = _LAST_PLACES
+        consumer = Consumer(self._config)
+        try:
+            while True:
+                start = max(0, end - places)
+                consumer.assign([TopicPartition(partition.topic, partition.partition, start)])
+                value = self._read_to(consumer, end, stop, deadline)
+                if value or start == 0:
+                    return value
+                places *= _FURTHER
+        finally:
+            consumer.close()
+
     def _read_to(self, consumer: Any, end: int, stop: threading.Event, deadline: float) -> bytes:
-        """The last committed value before ``end``. Waits until everything before it is committed or aborted."""
+        """The last committed ticket before ``end``. Waits until everything before it is committed or aborted."""
         value = b""
         while not stop.is_set():
             message = consumer.poll(_TICK_SECONDS)
             if message is None:
                 if time.monotonic() > deadline:
                     break
-                continue
-            if message.error() is None:
-                value = bytes(message.value())
-                if message.offset() + 1 >= end:
-                    return value
-            elif message.error().code() != KafkaError._PARTITION_EOF:
+            elif message.error() is not None:
                 raise KafkaException(message.error())
             elif message.offset() >= end:
                 return value
-        raise Outage(
-            f"{self._description}: the progress topic {consumer.assignment()[0].topic!r} cannot be read to its end; "
-            "another relay has a transaction open there, or the cluster is busy; if this lasts, see the runbook: "
-            "Exactly once into Kafka"
+            else:
+                value = self._ticket(message) if message.value() else value
+        raise self._unread(consumer.assignment()[0].topic)
+
+    def _unread(self, topic: str) -> Outage:
+        return Outage(
+            f"{self._description}: the progress topic {topic!r} cannot be read to its end; another relay has a "
+            "transaction open there, or the cluster is busy; if this lasts, see the runbook: Exactly once into Kafka"
         )
 
-    def _outage(self, place: Place, error: KafkaException) -> Outage:
-        reason = error.args[0]
+    def outage(self, place: Place, reason: Any) -> Outage:
+        """The outage for an error of Kafka. The topic is checked again before its next use."""
+        self.forget(place)
         if reason.code() in _DENIED:
             return Outage(
                 f"{self._description} does not let this client use the progress topic {progress_topic(place)!r} "

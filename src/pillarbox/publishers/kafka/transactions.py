@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -25,7 +26,14 @@ from pillarbox.publishers.kafka.outcomes import (
     TOPIC_ERRORS,
     Outcomes,
 )
-from pillarbox.publishers.kafka.progress import ProgressTopics, commands, progress_topic, transactional_id
+from pillarbox.publishers.kafka.progress import (
+    TICKET_BYTES,
+    ProgressTopics,
+    commands,
+    end_key,
+    progress_topic,
+    transactional_id,
+)
 from pillarbox.publishers.kafka.targets import TICK_SECONDS, Targets, sized
 from pillarbox.publishers.kafka.topics import Topics, lone_batch_bytes
 
@@ -95,7 +103,7 @@ class ShardProducer:
             self._progress.prepare(self.place)
             client = self._new_client()
             self.trace("shard_fenced")
-            self._last = self._progress.last(self.place, self.stop)
+            self._last = self._progress.last(self.place, partial(self._mark_end, client), self.stop)
             self.trace("progress_read")
             self._client = client
         return self._last
@@ -131,12 +139,29 @@ class ShardProducer:
     def _new_client(self) -> Client:
         config = sized(self._config, self._topics.sizes)
         config["batch.size"] = min(config["batch.size"], self._batch_bytes)
+        # A ticket can be larger than any event that the topics take.
+        config["message.max.bytes"] = max(config["message.max.bytes"], TICKET_BYTES)
         client = Client(config, self._topics.sizes)
         try:
             client.producer.init_transactions(_INIT_SECONDS)
         except KafkaException as error:
             raise self._refused(error.args[0], client) from error
         return client
+
+    def _mark_end(self, client: Client) -> int:
+        """Commit a record without a ticket behind all that is in the progress of the shard. Returns its place."""
+        found: list[Any] = [None]
+
+        def report(_error: Any, record: Any) -> None:
+            found[0] = record
+
+        try:
+            client.producer.begin_transaction()
+            client.produce(progress_topic(self.place), None, end_key(self.place), self.place.shard, report)
+            client.producer.commit_transaction(self._budget)
+        except KafkaException as error:
+            raise self._progress.outage(self.place, error.args[0]) from error
+        return int(found[0].offset())
 
     def _refused(self, error: Any, client: Client) -> Outage | ConfigError:
         """Why no transaction can begin."""
@@ -233,7 +258,7 @@ class ShardProducer:
         if ticket is not None:
             self.trace("transaction_sent")
             place, last = self.place, len(messages)
-            record = Message(f"{place.stream}/{place.shard}".encode(), ticket, [])
+            record = self._progress.record(place, ticket)
             self._produce(client, progress_topic(place), record, place.shard, reporters[last], last)
             sent += 1
         return self._wait(client, sent)

@@ -27,7 +27,6 @@ class Recovery:
         self._store = job.store
         self._lease_seconds = job.stream.lease_seconds
         self._keep_published = job.rules.keep_published
-        self._identity = ""
         self._log = job.logger or log
 
     async def ready(self, shard: "Shard") -> bool:
@@ -70,6 +69,18 @@ class Recovery:
             )
         return True
 
+    async def fits(self, shard: "Shard") -> bool:
+        """Whether the database still knows of the last batch, so that events that were read can be published. It does
+        not if it was restored, or failed over to a standby that lagged behind: they may be in the destination already.
+        Marks a shard that is lost."""
+        try:
+            if await self._store.settled_batch(shard.grant) == shard.settled_batch:
+                return True
+        except LeaseLost:
+            shard.lost = True
+        shard.recovered = False
+        return False
+
     async def _still_owned(self, shard: "Shard") -> bool:
         """Recovery ends every earlier producer of the shard. A worker that has lost it would end the new owner's."""
         if shard.place is None and time.monotonic() <= shard.publish_until:
@@ -78,7 +89,8 @@ class Recovery:
 
     async def _place(self, shard: "Shard") -> Place:
         if shard.place is None:
-            self._identity = self._identity or await self._store.identity()
             grant = shard.grant
-            shard.place = Place(self._identity, grant.stream, grant.shard, self._store.shards, grant.token)
+            shard.place = Place(
+                await self._store.identity(), grant.stream, grant.shard, self._store.shards, grant.token
+            )
         return shard.place

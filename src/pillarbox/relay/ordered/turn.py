@@ -181,6 +181,8 @@ class TurnRunner:
             turn.outcomes = self._refused(turn.shard, turn.part.events)
             if not turn.outcomes and turn.shard.crash_rule.cautious:
                 await self._note_suspect(turn)
+            if not turn.outcomes and self._recovery.needed and not await self._recovery.fits(turn.shard):
+                turn.outcomes = [UNTRIED] * len(turn.part.events)
             if not turn.outcomes:
                 ready.append(turn)
         if not ready:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
+from uuid import UUID
 
 from pymongo import UpdateOne
 from pymongo.asynchronous.command_cursor import AsyncCommandCursor
@@ -12,8 +13,8 @@ from pillarbox.batch import Part
 from pillarbox.errors import LeaseLost
 from pillarbox.event import Status
 from pillarbox.mongo.documents import Document, identities, identity, readable
-from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Progress, Settlement, batch_of
-from pillarbox.store.ticket import unsettled
+from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Progress, Settlement
+from pillarbox.store.ticket import Ticket, unsettled
 from pillarbox.stores.mongo.database import MongoDatabase, Session
 from pillarbox.stores.mongo.dead_letters import DeadLetters, deaths
 from pillarbox.stores.mongo.expressions import failed, past
@@ -145,10 +146,12 @@ class MongoTurns:
         async def work(session: Session | None) -> Collection[str]:
             # First, and as a change: a take-over changes the same document, so the two conflict. With a read both would
             # pass.
+            owned = fence(grant)
             change: Document = {"$inc": {"turns": 1}}
             if settlement.ticket:
-                change["$set"] = {"settled_batch": batch_of(settlement.ticket)}
-            held = await self._db.collection("lease").update_one(fence(grant), change, session=session)
+                batch, before, _ = Ticket.read(settlement.ticket)
+                owned["settled_batch"], change["$set"] = {"$in": [before, batch]}, {"settled_batch": batch}
+            held = await self._db.collection("lease").update_one(owned, change, session=session)
             if not held.matched_count:
                 raise lost(grant)
             return await self._settle(settlement, session)
@@ -181,6 +184,14 @@ class MongoTurns:
         except LeaseLost:
             self._sessions.drop([grant])
             raise
+
+    async def settled_batch(self, grant: Grant) -> UUID | None:
+        async with self._db.session() as session:
+            lease = await self._db.collection("lease").find_one(fence(grant), {"settled_batch": 1}, session=session)
+        if lease is None:
+            raise lost(grant)
+        found: UUID | None = lease.get("settled_batch")
+        return found
 
     async def _settle(self, settlement: Settlement, session: Session | None) -> Collection[str]:
         """The keys of the settlement that are held now."""

@@ -89,7 +89,7 @@ class PostgresTurns:
         self.take, self.note_suspect, self.set_crashes = shared.take, shared.note_suspect, shared.set_crashes
         self.held_keys, self.read, self.read_due = shared.held_keys, shared.read, shared.read_due
         self.settle, self.renew, self._give = shared.settle, shared.renew, shared.give
-        self.settle_ticket = shared.settle_ticket
+        self.settle_ticket, self.settled_batch = shared.settle_ticket, shared.settled_batch
 
     async def give(self, grants: Sequence[Grant]) -> None:
         self._floors.forget(grants)

@@ -96,9 +96,11 @@ WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 SELECT settled_batch, set_config('synchronous_commit', 'on', true) FROM {lease}
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker FOR UPDATE
 
--- note_batch: Note the batch that is settled, if the shard is ours; nobody takes it over until the transaction ends.
+-- note_batch: Note the batch that is settled, if the shard is ours and settled the one before, or this one already;
+-- nobody takes it over until the transaction ends.
 UPDATE {lease} SET settled_batch = :batch
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+    AND (settled_batch IN (:before, :batch) OR settled_batch IS NULL AND :before::uuid IS NULL)
 RETURNING set_config('synchronous_commit', 'on', true)
 
 -- present: Those of these events that are in the outbox.

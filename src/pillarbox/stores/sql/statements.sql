@@ -46,9 +46,14 @@ UPDATE {lease} SET settled_batch = NULL
 SELECT settled_batch FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
 FOR UPDATE
 
--- note_batch: Note the batch that is settled, if the shard is ours; nobody takes it over until the transaction ends.
+-- last_batch: The batch that a shard settled last, if it is ours.
+SELECT settled_batch FROM {lease} WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+
+-- note_batch: Note the batch that is settled, if the shard is ours and settled the one before, or this one already;
+-- nobody takes it over until the transaction ends.
 UPDATE {lease} SET settled_batch = :batch
 WHERE stream = :stream AND shard = :shard AND token = :token AND owner = :worker
+    AND (settled_batch IN (:before, :batch) OR settled_batch IS NULL AND :before IS NULL)
 
 -- held_keys: The keys of a shard that are held.
 SELECT h.key FROM {held_key} AS h WHERE h.stream = :stream AND h.shard = :shard

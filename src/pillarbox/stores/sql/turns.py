@@ -9,8 +9,8 @@ from pillarbox.batch import Part
 from pillarbox.event import Event, Status
 from pillarbox.sql.rows import ADDED, ID, PAYLOAD, Rows, cut, readable
 from pillarbox.sql.statements import SqlText, Statements
-from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Progress, Settlement, batch_of
-from pillarbox.store.ticket import unsettled
+from pillarbox.store import PARKED, Failure, Grant, HoldMode, KeyRun, Progress, Settlement
+from pillarbox.store.ticket import Ticket, unsettled
 from pillarbox.stores._tokens import new_token
 from pillarbox.stores.outbox_info import lost
 from pillarbox.stores.sql.database import Connection, Database
@@ -205,16 +205,23 @@ class SqlTurns:
             events = {"stream": grant.stream, "ids": list(todo.ids)}
             present = {self._rows.uuid(row[0]) for row in await tx.fetch(sql["present"], **events)}
             changed = await tx.execute(sql["publish" if keep_published else "remove"], **events)
-            await tx.execute(sql["note_batch"], **proof, batch=todo.batch)
+            await tx.execute(sql["note_batch"], **proof, batch=todo.batch, before=todo.before)
             return Progress(todo.batch, changed, tuple(each for each in todo.ids if each not in present))
 
         return await self._db.transact(work)
+
+    async def settled_batch(self, grant: Grant) -> UUID | None:
+        found = await self._db.fetch(self._sql["last_batch"], **fence(grant))
+        if not found:
+            raise lost(grant)
+        return self._rows.uuid(found[0][0]) if found[0][0] else None
 
     async def _fence(self, settlement: Settlement, tx: Connection) -> bool:
         """Whether the shard is ours until the transaction ends."""
         proof = fence(settlement.grant)
         if settlement.ticket:
-            return bool(await tx.execute(self._sql["note_batch"], **proof, batch=batch_of(settlement.ticket)))
+            batch, before, _ = Ticket.read(settlement.ticket)
+            return bool(await tx.execute(self._sql["note_batch"], **proof, batch=batch, before=before))
         return bool(await tx.fetch(self._sql["fence"], **proof))
 
     async def _settle(self, settlement: Settlement, tx: Connection) -> Collection[str] | None:
