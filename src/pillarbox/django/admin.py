@@ -235,7 +235,7 @@ _CONTENT: Final = ("content_type", "schema_id", "schema_version", "headers_text"
 
 @admin.register(Event)
 class EventAdmin(RowAdmin):
-    list_display = ("type", "key", "stream", "status", "attempts", _CREATED, _PUBLISHED)
+    list_display = ("type", "key", "stream", "status", _CREATED, _PUBLISHED, "attempts")
     list_filter = ("status", StreamFilter)
     shown = (
         (None, (*_IDENTITY, "status")),
@@ -248,7 +248,7 @@ class EventAdmin(RowAdmin):
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(RowAdmin):
-    list_display = ("type", "key", "stream", _DIED, "attempts", "short_error", "who")
+    list_display = ("type", "key", "stream", "short_error", _DIED, "attempts", "who")
     list_filter = (StreamFilter,)
     actions = ("replay", "discard")
     shown = (
@@ -266,8 +266,14 @@ class DeadLetterAdmin(RowAdmin):
     @admin.display(description="error")
     def short_error(self, row: DeadLetter) -> str:
         return format_html(
-            '<span style="display: inline-block; min-width: 16em">{}</span>', Truncator(row.error).chars(120)
+            '<span style="display: inline-block; min-width: 16em; overflow-wrap: anywhere">{}</span>',
+            Truncator(row.error).chars(120),
         )
+
+    def render_change_form(self, request: HttpRequest, context: Any, *others: Any, **options: Any) -> Any:
+        context["decisions"] = [name for name in self.get_actions(request) if name in _DONE]
+        context |= {"place": str(Place.of(context["original"])), "checkbox": ACTION_CHECKBOX_NAME}
+        return super().render_change_form(request, context, *others, **options)
 
     def response_action(self, request: HttpRequest, queryset: Any, *others: Any, **options: Any) -> Any:
         # Django chooses by the primary key, which is the id without its stream.
