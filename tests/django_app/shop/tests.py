@@ -333,18 +333,18 @@ class AdminTest(TransactionTestCase):
     def test_pages_are_not_counted(self) -> None:
         with transaction.atomic():
             outbox.add_all(connection, [outbox.event("e", {}, key=number) for number in range(120)])
-        with self.never_asking("COUNT("):
+        with self.reading_pages_only():
             first, last = self.listed("event"), self.listed("event", "?p=3")
-            self.listed("event", "?p=999")
+            self.assertIn("?p=2", self.listed("event", "?p=999"), "the first page")
             self.listed("event", "?all=")
             filtered = self.listed("event", "?status__exact=published")
         self.assertEqual((first.count("/change/"), last.count("/change/"), filtered.count("/change/")), (50, 20, 0))
         self.assertIn("?p=2", first)
         self.assertNotIn("?p=3", first)
 
-    def never_asking(self, word: str) -> Any:
+    def reading_pages_only(self) -> Any:
         def watch(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-            self.assertFalse(word in sql and "shop_event" in sql, sql)
+            self.assertFalse("shop_event" in sql and ("COUNT(" in sql or "LIMIT" not in sql), sql)
             return execute(sql, params, many, context)
 
         return connection.execute_wrapper(watch)
