@@ -33,6 +33,7 @@ from pillarbox.store import Filter, Store
 
 _PAYLOAD_CHARACTERS: Final = 20_000
 _MOST_STREAMS: Final = 50
+_MOST_PAGES: Final = 1000
 _EMPTY: Final = "-"
 _DONE: Final = {"replay": "replayed", "discard": "discarded"}
 
@@ -145,8 +146,10 @@ class RowAdmin(_ModelAdmin):
             return queryset.none(), False
 
     def get_paginator(self, request: HttpRequest, queryset: Any, per_page: int, *_: Any, **__: Any) -> Any:
-        page = request.GET.get(PAGE_VAR, "1")
-        return UncountedPaginator(queryset, per_page, int(page) if page.isdecimal() and len(page) < 9 else 1)
+        text = request.GET.get(PAGE_VAR, "1")
+        page = int(text) if text.isdecimal() and len(text) < 9 else 1
+        # A database reads all rows before those of a page.
+        return UncountedPaginator(queryset, per_page, page if page <= _MOST_PAGES else 1)
 
     def get_changelist(self, request: HttpRequest, **_: Any) -> type[ChangeList]:
         return Rows
