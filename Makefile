@@ -19,7 +19,7 @@ QUICK := tests/unit tests/docs tests/proof/test_checker.py tests/proof/test_rand
 # --servers skips the rest. The proof, the examples and the tests of the servers are left out: they repeat on more
 # databases what these tests cover.
 SERVERS := postgres,kafka
-SELECTION = $(QUICK) tests/conformance tests/drivers tests/integration \
+SELECTION = $(QUICK) tests/conformance tests/drivers tests/django_app tests/integration \
 	--servers=$(SERVERS) -m 'not long' -n $(CORES) $(DIST) -q -rfE
 
 .PHONY: help env demo example test quick check format docs servers available matrix lowest coverage bench compare \

@@ -1,14 +1,16 @@
 """The tables of an outbox in an application's own Alembic migrations."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from alembic.util import CommandError
 from sqlalchemy import BigInteger, Connection, inspect
 from sqlalchemy.dialects.postgresql.base import ischema_names
 
 from pillarbox.drivers import driver_of
 from pillarbox.drivers.contract import Feature
-from pillarbox.errors import ConfigError, SchemaError
+from pillarbox.errors import ConfigError, PillarboxError, SchemaError
 from pillarbox.names import TABLES, Names
 from pillarbox.sql.migrations import COLLATIONS, Migration, migrations, script
 
@@ -23,6 +25,18 @@ _MIGRATION: Final = Feature(
 )
 
 
+class MigrationError(SchemaError, CommandError):
+    """A migration cannot run here. The command ``alembic`` prints it as one line."""
+
+
+@contextmanager
+def _for_alembic() -> Iterator[None]:
+    try:
+        yield
+    except PillarboxError as error:
+        raise MigrationError(str(error)) from error
+
+
 class Operations(Protocol):
     """What is used of ``alembic.op``."""
 
@@ -31,6 +45,7 @@ class Operations(Protocol):
     def get_context(self) -> "MigrationContext": ...
 
 
+@_for_alembic()
 def migrate_outbox(
     op: Operations,
     version: int,
@@ -61,6 +76,7 @@ def migrate_outbox(
     _run(op, script(chosen, names.parts["meta"], None if after else shards))
 
 
+@_for_alembic()
 def drop_outbox(op: Operations, *, prefix: str = "outbox", schema: str | None = None, pending: bool = False) -> None:
     """Drop an outbox with all its tables: for a downgrade to a revision that had none. Stop relays and writers first.
 

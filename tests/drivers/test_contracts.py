@@ -10,6 +10,7 @@ import pytest
 from pillarbox import drivers
 from pillarbox.conformance import DriverContract
 from pillarbox.conformance.driver_setup import MakeApplication, Row, Shop, done
+from pillarbox.drivers._sqlalchemy_async import SqlAlchemyAsync, SqlAlchemyAsyncSession
 from pillarbox.drivers.aiosqlite import AioSqlite
 from pillarbox.drivers.asyncmy import AsyncMy
 from pillarbox.drivers.asyncpg import Asyncpg
@@ -19,7 +20,7 @@ from pillarbox.drivers.psycopg import Psycopg, PsycopgAsync
 from pillarbox.drivers.psycopg2 import Psycopg2
 from pillarbox.drivers.pymongo import Call, PyMongo, PyMongoAsync
 from pillarbox.drivers.pymysql import PyMysql
-from pillarbox.drivers.sqlalchemy import SqlAlchemy, SqlAlchemyAsync, SqlAlchemyAsyncSession, SqlAlchemySession
+from pillarbox.drivers.sqlalchemy import SqlAlchemy, SqlAlchemySession
 from pillarbox.drivers.sqlite3 import Sqlite3
 from servers import Postgres
 from tests.drivers import applications

@@ -11,13 +11,14 @@ import pytest_asyncio
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
+from alembic.util import CommandError
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from pillarbox import Outbox
 from pillarbox.alembic import drop_outbox, migrate_outbox, without_outbox
 from pillarbox.conformance.probes import probe_of
-from pillarbox.errors import NotInTransaction, PillarboxError, SchemaError
+from pillarbox.errors import SchemaError
 from pillarbox.sql.migrations import migrations
 from pillarbox.stores.sql import SqlStore
 from pillarbox.urls import store_from_url
@@ -153,7 +154,7 @@ def lite(tmp_path: Path) -> Project:
     ],
 )
 async def test_a_wrong_migration_is_refused(lite: Project, version: int, options: dict[str, Any], remedy: str) -> None:
-    with pytest.raises(PillarboxError, match=remedy):
+    with pytest.raises(CommandError, match=remedy):  # which `alembic` prints as one line
         await lite.migrate(version, **options)
     lite.engine.dispose()
 
@@ -176,5 +177,5 @@ async def test_a_migration_out_of_order_is_refused(lite: Project, monkeypatch: p
 @pytest.mark.parametrize("project", [("postgres", "postgresql+psycopg")], indirect=True, ids=["postgres"])
 async def test_a_migration_in_autocommit_is_refused(project: Project) -> None:
     project.engine = project.engine.execution_options(isolation_level="AUTOCOMMIT")
-    with pytest.raises(NotInTransaction, match="half of the tables; use an engine without"):
+    with pytest.raises(SchemaError, match="half of the tables; use an engine without"):
         await project.migrate()

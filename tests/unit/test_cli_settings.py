@@ -1,13 +1,14 @@
 """Settings of the command line: where they come from, which counts, and what a mistake is told."""
 
+import argparse
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pillarbox.cli import secrets
+from pillarbox.cli import build, secrets
 from pillarbox.cli.destinations import place
 from pillarbox.cli.relay import configured
 from pillarbox.cli.session import make_store
@@ -241,3 +242,16 @@ def test_what_is_no_text_is_refused() -> None:
 def test_a_setting_in_place_of_a_stream_is_told_where_it_belongs() -> None:
     with pytest.raises(ConfigError, match=r"has 'to' but no stream; write it under \[streams.NAME\]"):
         settings('[streams]\nto = "stdout:"\n')
+
+
+def test_every_command_with_a_store_works_behind_a_pooler() -> None:
+    def walk(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
+        yield parser.prog, list(parser._option_string_actions)
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command in action.choices.values():
+                    yield from walk(command)
+
+    found = {prog: "--statement-cache" in flags for prog, flags in walk(build()) if "--store" in flags}
+    assert len(found) > 15
+    assert [prog for prog, has in found.items() if not has] == []

@@ -1,12 +1,12 @@
 """``pillarbox consume``: runs a consumer of the settings, or a Consumer of the user's own code."""
 
 import asyncio
-from typing import Any, Final
+from typing import Any
 
 from pillarbox.cli import logs, session
 from pillarbox.cli.destinations import destination, source
 from pillarbox.cli.exporters import exporters
-from pillarbox.cli.parser import command
+from pillarbox.cli.parser import SHARED, command
 from pillarbox.cli.settings import (
     CONSUMER,
     CONSUMER_SETTINGS,
@@ -23,8 +23,6 @@ from pillarbox.consumer import Consumer
 from pillarbox.errors import ConfigError
 from pillarbox.imports import load, load_object
 
-_SHOWN: Final = ("store", "prefix", "schema")
-
 
 def add(commands: Any) -> None:
     """Register the command."""
@@ -38,7 +36,7 @@ def add(commands: Any) -> None:
 def _is_wanted(setting: Setting) -> bool:
     if setting.scope in (RELAY, STREAM):
         return setting.name in (*CONSUMER_SETTINGS, *SHARED_SETTINGS)
-    return setting.name not in (*_SHOWN, "shards")
+    return setting.name not in (*SHARED, "shards")
 
 
 def run(chosen: Any) -> int:

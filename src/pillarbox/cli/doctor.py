@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pillarbox import __version__, operations
 from pillarbox.cli import output, secrets
 from pillarbox.cli.destinations import destination
-from pillarbox.cli.parser import command
+from pillarbox.cli.parser import SHARED, command
 from pillarbox.cli.session import make_store
 from pillarbox.cli.settings import RELAY, SETTINGS, STORE, STREAM, Given, Settings, add_flags
 from pillarbox.durations import seconds_of
@@ -22,7 +22,6 @@ from pillarbox.finding import Finding, State, failed, ok, warning
 from pillarbox.publisher import Publisher
 from pillarbox.urls import publisher_from_url
 
-_SHOWN: Final = ("store", "prefix", "schema")
 _OPEN_SECONDS: Final = 15.0
 _LEASE: Final = "15s"  # of a stream that sets none
 _SECRETS: Final = [name for name, setting in SETTINGS.items() if setting.secret]
@@ -46,7 +45,7 @@ _PLAIN: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
 def add(commands: Any) -> None:
     """Register the command."""
     parser = command(commands, "doctor", doctor, "check the outbox, its streams and their destinations")
-    add_flags(parser, (STORE, RELAY, STREAM), lambda setting: setting.name not in (*_SHOWN, "shards"))
+    add_flags(parser, (STORE, RELAY, STREAM), lambda setting: setting.name not in (*SHARED, "shards"))
 
 
 async def doctor(chosen: Any) -> int:

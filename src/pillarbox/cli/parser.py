@@ -2,11 +2,14 @@
 
 import argparse
 import sys
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from pillarbox.cli import secrets
 from pillarbox.cli.settings import STORE, add_flags
 from pillarbox.hints import hint
+
+# The settings that every command with a store has as flags. The last one: behind a pooler no other command would work.
+SHARED: Final = ("store", "prefix", "schema", "statement_cache")
 
 EXIT_CODES = """exit codes:
   0    done
@@ -71,7 +74,7 @@ def command(group: Any, name: str, run: Any, text: str, *, json: bool = True, st
     parser = group.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     if store:
         parser.add_argument("--config", metavar="FILE", help="a TOML file with settings (pillarbox.toml, if it exists)")
-        add_flags(parser, (STORE,), lambda setting: setting.name in ("store", "prefix", "schema"))
+        add_flags(parser, (STORE,), lambda setting: setting.name in SHARED)
     if json:
         parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pillarbox.cli import logs, session
 from pillarbox.cli.destinations import destination
 from pillarbox.cli.exporters import exporters
-from pillarbox.cli.parser import command
+from pillarbox.cli.parser import SHARED, command
 from pillarbox.cli.settings import LOG, RELAY, STORE, STREAM, Settings, add_flags
 from pillarbox.errors import ConfigError
 from pillarbox.event import Status
@@ -24,7 +24,6 @@ _LATER: Final = {
     Status.HELD: "held behind an event of their key",
     Status.SCHEDULED: "scheduled for later",
 }
-_SHOWN: Final = ("store", "prefix", "schema")
 
 
 def add(commands: Any) -> None:
@@ -34,7 +33,7 @@ def add(commands: Any) -> None:
         "target", nargs="?", metavar="MODULE:ATTRIBUTE", help="a Relay in your code, or a function that makes one"
     )
     parser.add_argument("--drain", action="store_true", help="publish the events that are ready, then stop")
-    add_flags(parser, (STORE, RELAY, STREAM, LOG), lambda setting: setting.name not in (*_SHOWN, "shards"))
+    add_flags(parser, (STORE, RELAY, STREAM, LOG), lambda setting: setting.name not in (*SHARED, "shards"))
 
 
 def run(chosen: Any) -> int:

@@ -9,8 +9,10 @@ from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.core.paginator import InvalidPage
 from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -31,6 +33,7 @@ from pillarbox.store import Filter, Store
 
 _PAYLOAD_CHARACTERS: Final = 20_000
 _MOST_STREAMS: Final = 50
+_MOST_PAGES: Final = 1000
 _EMPTY: Final = "-"
 _DONE: Final = {"replay": "replayed", "discard": "discarded"}
 
@@ -60,9 +63,17 @@ class Place(NamedTuple):
 
 class Rows(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        # So that the page shows no number of results: it would be that of the pages so far.
-        self.full_result_count = self.result_count
+        # Not Django's own: for what it takes for the only page, also one behind the last, it reads all rows.
+        paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
+        try:
+            shown = paginator.page(self.page_num)
+        except InvalidPage:
+            raise IncorrectLookupParameters from None
+        self.paginator, self.result_list, self.multi_page = paginator, shown.object_list, shown.has_other_pages()
+        # The same number: the page then shows no number of results, which would be that of the pages so far.
+        self.result_count = self.full_result_count = paginator.count
+        self.show_full_result_count = self.can_show_all = False
+        self.show_admin_actions = True
 
     def url_for_result(self, result: Any) -> str:
         options = self.opts
@@ -135,8 +146,10 @@ class RowAdmin(_ModelAdmin):
             return queryset.none(), False
 
     def get_paginator(self, request: HttpRequest, queryset: Any, per_page: int, *_: Any, **__: Any) -> Any:
-        page = request.GET.get(PAGE_VAR, "1")
-        return UncountedPaginator(queryset, per_page, int(page) if page.isdecimal() and len(page) < 9 else 1)
+        text = request.GET.get(PAGE_VAR, "1")
+        page = int(text) if text.isdecimal() and len(text) < 9 else 1
+        # A database reads all rows before those of a page.
+        return UncountedPaginator(queryset, per_page, page if page <= _MOST_PAGES else 1)
 
     def get_changelist(self, request: HttpRequest, **_: Any) -> type[ChangeList]:
         return Rows
@@ -235,7 +248,7 @@ _CONTENT: Final = ("content_type", "schema_id", "schema_version", "headers_text"
 
 @admin.register(Event)
 class EventAdmin(RowAdmin):
-    list_display = ("type", "key", "stream", "status", "attempts", _CREATED, _PUBLISHED)
+    list_display = ("type", "key", "stream", "status", _CREATED, _PUBLISHED, "attempts")
     list_filter = ("status", StreamFilter)
     shown = (
         (None, (*_IDENTITY, "status")),
@@ -248,7 +261,7 @@ class EventAdmin(RowAdmin):
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(RowAdmin):
-    list_display = ("type", "key", "stream", _DIED, "attempts", "short_error", "who")
+    list_display = ("type", "key", "stream", "short_error", _DIED, "attempts", "who")
     list_filter = (StreamFilter,)
     actions = ("replay", "discard")
     shown = (
@@ -266,8 +279,14 @@ class DeadLetterAdmin(RowAdmin):
     @admin.display(description="error")
     def short_error(self, row: DeadLetter) -> str:
         return format_html(
-            '<span style="display: inline-block; min-width: 16em">{}</span>', Truncator(row.error).chars(120)
+            '<span style="display: inline-block; min-width: 16em; overflow-wrap: anywhere">{}</span>',
+            Truncator(row.error).chars(120),
         )
+
+    def render_change_form(self, request: HttpRequest, context: Any, *others: Any, **options: Any) -> Any:
+        context["decisions"] = [name for name in self.get_actions(request) if name in _DONE]
+        context |= {"place": str(Place.of(context["original"])), "checkbox": ACTION_CHECKBOX_NAME}
+        return super().render_change_form(request, context, *others, **options)
 
     def response_action(self, request: HttpRequest, queryset: Any, *others: Any, **options: Any) -> Any:
         # Django chooses by the primary key, which is the id without its stream.

@@ -37,7 +37,7 @@ class Feature(NamedTuple):
 
 OUTBOX: Final = Feature(
     "your data and its event would not commit together",
-    "pass a connection; for a pool that is awaited there is `async with outbox.transaction(pool) as tx:` and tx.add",
+    "pass a connection, or write `with outbox.transaction(pool) as tx:` and tx.add, with `async with` if it is awaited",
     "pass a session that has one, or declare the outbox as used without: Outbox(transactions=False)",
 )
 

@@ -1,18 +1,11 @@
-"""SQLAlchemy: a connection, an engine or a session, plain or asynchronous, on any of the SQL databases."""
+"""SQLAlchemy: a connection, an engine or a session, on any of the SQL databases."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, exc
-from sqlalchemy.ext.asyncio import (
-    AsyncConnection,
-    AsyncEngine,
-    AsyncSession,
-    async_scoped_session,
-    async_sessionmaker,
-)
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 from sqlalchemy.pool import QueuePool, StaticPool
@@ -21,13 +14,11 @@ from pillarbox.drivers._sqlalchemy_session import Buffer, current
 from pillarbox.drivers.contract import (
     OUTBOX,
     Answer,
-    Build,
     BuildLater,
     Driver,
     Feature,
     PoolDriver,
     Statement,
-    Steps,
     not_in_transaction,
     unknown_handle,
 )
@@ -37,6 +28,7 @@ from pillarbox.sql.dialects import MYSQL, POSTGRES, POSTGRES_NUMBERED, SQLITE, D
 from pillarbox.tasks import run_to_completion
 
 T = TypeVar("T")
+_ASYNC: Final = "sqlalchemy.ext.asyncio"
 _LOST_BEFORE: Final = "8s2b"  # an earlier statement lost the connection, and its error was caught
 _DIALECTS: Final = {"mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE, "postgresql": POSTGRES}
 
@@ -148,98 +140,33 @@ def _write(connection: Connection, group: Any, items: Sequence[Any]) -> None:
     SqlAlchemy(connection).run(build(settings, items))
 
 
-class SqlAlchemyAsync(Driver):
-    """An AsyncConnection: all steps run in one of its greenlets, on the plain connection."""
-
-    is_awaited = True
-    plain: ClassVar[type[SqlAlchemy]] = SqlAlchemy
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-
-    def check(self, feature: Feature = OUTBOX) -> None:
-        """Leave it to the steps: they check the plain handle, in the greenlet."""
-
-    def in_transaction(self) -> bool:
-        return bool(self._handle.in_transaction())
-
-    def ask(self, statement: Statement) -> Any:
-        return self.run(lambda driver: _one(statement))
-
-    def run(self, build: Build[T]) -> Any:
-        return self._handle.run_sync(lambda handle: self.plain(handle).run(build))
-
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
-        async with self._handle.begin_nested() if self.in_transaction() else self._handle.begin():
-            yield self._handle
-
-    def classify(self, error: BaseException) -> ErrorKind:
-        return self._plain().classify(error)
-
-    def _plain(self) -> SqlAlchemy:
-        return SqlAlchemy(self._handle.sync_connection)
-
-    def abandon(self) -> None:
-        connection = self._handle.sync_connection
-        if connection.dialect.driver == "aiosqlite":
-            from pillarbox.drivers.aiosqlite import AioSqlite
-
-            # SQLAlchemy too would have it answer to this event loop.
-            AioSqlite(connection.connection.driver_connection).abandon()
-        connection.invalidate()
-
-
-class SqlAlchemyAsyncSession(SqlAlchemyAsync):
-    """An AsyncSession: its plain session has the buffer."""
-
-    is_buffered = True
-    plain = SqlAlchemySession
-
-    def _plain(self) -> SqlAlchemy:
-        return SqlAlchemySession(self._handle.sync_session)
-
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
-        async with super().begin() as session:
-            await session.connection()
-            yield session
-
-    def defer(self, items: Sequence[Any], group: Any, build: BuildLater) -> None:
-        SqlAlchemySession(self._handle.sync_session).defer(items, group, build)
-
-
 def driver(handle: Any) -> Driver:
-    if isinstance(handle, scoped_session | async_scoped_session):
+    if any(kind.__module__.startswith(_ASYNC) for kind in type(handle).__mro__):
+        # Only then: without greenlet, which a plain application needs not have, the package cannot be imported.
+        from pillarbox.drivers import _sqlalchemy_async
+
+        return _sqlalchemy_async.driver(handle)
+    if isinstance(handle, scoped_session):
         handle = handle()
-    if isinstance(handle, AsyncEngine):
-        return PoolDriver(handle.connect, SqlAlchemyAsync, places=_places(handle.sync_engine))
-    if isinstance(handle, async_sessionmaker):
-        return PoolDriver(partial(_for_one_transaction, handle), SqlAlchemyAsyncSession, places=_places(_bound(handle)))
     if isinstance(handle, Engine):
-        return PoolDriver(handle.connect, SqlAlchemy, is_awaited=False, places=_places(handle))
+        return PoolDriver(handle.connect, SqlAlchemy, is_awaited=False, places=places(handle))
     if isinstance(handle, sessionmaker):
         return PoolDriver(
-            partial(_for_one_transaction, handle), SqlAlchemySession, is_awaited=False, places=_places(_bound(handle))
+            partial(for_one_transaction, handle), SqlAlchemySession, is_awaited=False, places=places(bound(handle))
         )
-    if isinstance(handle, AsyncConnection) and handle.sync_connection is None:
-        raise ConfigError("this AsyncConnection is not started; use `async with engine.begin() as connection:`")
-    for kind, made in _KINDS.items():
-        if isinstance(handle, kind):
-            return made(handle)
-    raise unknown_handle(handle, "pass a session or a connection of it")
+    if isinstance(handle, Session):
+        return SqlAlchemySession(handle)
+    if isinstance(handle, Connection):
+        return SqlAlchemy(handle)
+    raise unknown_sqlalchemy(handle)
 
 
-_KINDS: Final[dict[type, Callable[[Any], Driver]]] = {
-    Session: SqlAlchemySession,
-    AsyncSession: SqlAlchemyAsyncSession,
-    Connection: SqlAlchemy,
-    AsyncConnection: SqlAlchemyAsync,
-}
+def unknown_sqlalchemy(handle: Any) -> ConfigError:
+    return unknown_handle(handle, "pass a session or a connection of it")
 
 
 @asynccontextmanager
-async def _for_one_transaction(make: Callable[[], Any]) -> AsyncIterator[Any]:
+async def for_one_transaction(make: Callable[[], Any]) -> AsyncIterator[Any]:
     """A session that refuses work after its transaction: it would begin another one, which nobody commits."""
     session = make()
     try:
@@ -251,23 +178,18 @@ async def _for_one_transaction(make: Callable[[], Any]) -> AsyncIterator[Any]:
             await run_to_completion(closing)
 
 
-def _bound(make: Any) -> Any:
+def bound(make: Any) -> Any:
     """The engine of a sessionmaker, if it has one for all tables."""
     bind = make.kw.get("bind")
     return getattr(bind, "sync_engine", bind)
 
 
-def _places(engine: Any) -> int | None:
+def places(engine: Any) -> int | None:
     pool = getattr(engine, "pool", None)
     if isinstance(pool, StaticPool):
         return 1
     overflow = getattr(pool, "_max_overflow", -1)  # there is no public name for it; below 0 is unlimited
     return pool.size() + overflow if isinstance(pool, QueuePool) and overflow >= 0 else None
-
-
-def _one(statement: Statement) -> Steps[Answer]:
-    answer: Answer = yield statement
-    return answer
 
 
 def _check_bind(session: Session) -> None:
