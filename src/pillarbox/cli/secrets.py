@@ -5,6 +5,9 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 _SECRET_OPTION: Final = re.compile(r"pass|secret|token|key|credential", re.IGNORECASE)
+# Options whose value is the path of a private key, and others that only name a place.
+_KEY_FILE: Final = re.compile(r"ssl\.key\.location|sslkey|ssl_key|tlsCertificateKeyFile", re.IGNORECASE)
+_PLACE: Final = re.compile(rf"{_KEY_FILE.pattern}|.*(?:location|file|path|endpoint\.url)", re.IGNORECASE)
 _PASSWORD: Final = re.compile(r"://[^\s@]*:\S*@")
 _SHORTEST: Final = 4  # a shorter secret would be found in too many words
 
@@ -48,6 +51,13 @@ def is_garbled(url: str) -> bool:
 
 
 def has_password(url: str) -> bool:
+    """Whether a secret stands in the URL itself. One that is in a file does not."""
     parts = urlsplit(url)
     user = parts.netloc.rpartition("@")[0]
-    return ":" in user or any(_SECRET_OPTION.search(name) for name, _ in parse_qsl(parts.query))
+    options = (name for name, _ in parse_qsl(parts.query) if not _PLACE.fullmatch(name))
+    return ":" in user or any(map(_SECRET_OPTION.search, options))
+
+
+def key_files(url: str) -> list[str]:
+    """The files with private keys that the URL names."""
+    return [value for name, value in parse_qsl(urlsplit(url).query) if _KEY_FILE.fullmatch(name)]
