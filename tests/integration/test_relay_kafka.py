@@ -201,7 +201,7 @@ async def test_while_a_broker_is_away_everybody_is_told(
 
     await store.add(mixed(KEYS, 1))
     async with relay(sqlite(), stream(to, lease=0.6), observers=[observer]) as running:
-        await topic.reached(len(KEYS))
+        await settled(store, {Status.PUBLISHED: len(KEYS)}, seconds=60)
         await asyncio.to_thread(server.kill)
         (late,) = events = mixed(KEYS[:1], 1, first=2)
         await store.add(events)

@@ -58,7 +58,7 @@ async def doctor(chosen: Any) -> int:
                 each._replace(sentence=f"stream {name!r}: {each.sentence}")
                 for each in await _destination(name, options["to"], options.get("headers"))
             ]
-    found += _encryption(settings)
+    found += encryption(settings)
     found = [each._replace(sentence=secrets.masked(each.sentence)) for each in found]
     if chosen.json:
         output.print_json([each._asdict() for each in found])
@@ -182,7 +182,8 @@ async def _destination(stream: str, to: str, headers: str | None) -> list[Findin
         await publisher.close()
 
 
-def _encryption(settings: Settings) -> list[Finding]:
+def encryption(settings: Settings) -> list[Finding]:
+    """Connections that leave this machine in plain text."""
     urls = [
         (what, without_driver(str(given.value)))
         for what, name in (("the store", "store"), ("listen_url", "listen_url"))

@@ -25,7 +25,7 @@ def remember(url: str) -> None:
     found = [url] if "@" in url else []
     if at and ":" in user:
         found.append(user.partition(":")[2])
-    found += [value for name, value in parse_qsl(parts.query) if _SECRET_OPTION.search(name)]
+    found += [value for name, value in parse_qsl(parts.query) if _is_secret(name)]
     for secret in found:
         _known.update(each for each in (secret, unquote(secret)) if len(each) >= _SHORTEST)
 
@@ -54,8 +54,11 @@ def has_password(url: str) -> bool:
     """Whether a secret stands in the URL itself. One that is in a file does not."""
     parts = urlsplit(url)
     user = parts.netloc.rpartition("@")[0]
-    options = (name for name, _ in parse_qsl(parts.query) if not _PLACE.fullmatch(name))
-    return ":" in user or any(map(_SECRET_OPTION.search, options))
+    return ":" in user or any(_is_secret(name) for name, _ in parse_qsl(parts.query))
+
+
+def _is_secret(option: str) -> bool:
+    return bool(_SECRET_OPTION.search(option)) and not _PLACE.fullmatch(option)
 
 
 def key_files(url: str) -> list[str]:

@@ -29,7 +29,7 @@ async def examine_server(
     """listens: the relay is woken by LISTEN. direct_listen: it has a URL of its own for that."""
     settings = {name: (value, unit) for name, value, unit in await db.fetch(sql["settings"])}
     found = [time_limit(name, _seconds(*settings[name]), lease_seconds) for name in _LIMITS if name in settings]
-    found.append(_durability(settings["fsync"][0], settings["synchronous_commit"][0]))
+    found.append(durability(settings["fsync"][0], settings["synchronous_commit"][0]))
     if settings["autovacuum"][0] == "on":
         found.append(ok("autovacuum", "autovacuum is on"))
     else:
@@ -58,7 +58,8 @@ async def examine_server(
     return found
 
 
-def _durability(fsync: str, synchronous_commit: str) -> Finding:
+def durability(fsync: str, synchronous_commit: str) -> Finding:
+    """Whether a commit is on disk when it is confirmed."""
     if fsync != "on":
         return failed("durability", "fsync is off: after a crash committed events can be gone", "set fsync = on")
     if synchronous_commit == "off":
