@@ -63,6 +63,8 @@ class _Counts:
             case "settled":
                 self._sure[f"{_DONE} {stream}"] += found["published"]
                 self._sure[f"{_DIED} {stream}"] += found["dead"]
+            case "recovered":
+                self._sure[f"{_DONE} {stream}"] += found["published"]
             case "refused":
                 of_queue = line.shard is None
                 counts = self._doubtful if of_queue else self._sure

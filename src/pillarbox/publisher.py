@@ -158,6 +158,13 @@ class Publisher(Protocol):
         """Where events without a topic go, for logs: a topic, an exchange or a queue. Empty: there is no such place."""
         return ""
 
+    @property
+    def silence(self) -> str | None:
+        """Why nothing has been confirmed for some seconds, while calls of ``publish`` wait. None: all is well.
+
+        For a publisher that waits by itself while its destination is away: metrics and health then show the outage."""
+        return None
+
     def prepared(self, needs: Needs) -> "Publisher":
         """The publisher for this stream: this one, or a new one with other settings. Called before ``open``.
 

@@ -12,6 +12,7 @@ from pillarbox import Event, Mode, Outbox
 from pillarbox.conformance.events import make_event
 from pillarbox.conformance.store_setup import read, settle
 from pillarbox.errors import DuplicateEvent, LeaseLost
+from pillarbox.finding import State
 from pillarbox.store import Failure, Settlement
 from pillarbox.stores.mongo import MongoStore
 from servers import Mongo
@@ -137,3 +138,33 @@ async def test_a_relay_needs_no_more_than_to_read_and_write(
         await hanging
     await ann.close()
     await bob.close()
+
+
+@pytest.mark.asyncio
+async def test_the_doctor_names_each_right_that_a_relay_lacks(clerk: Clerk) -> None:
+    store = MongoStore(clerk.server.url_of("clerk").replace("/?", "/shop?"), prefix=clerk.made.prefix)
+    clerk.grant("meta", "find")
+    for name in ("event", "stream", "worker", "lease", "held_key"):
+        clerk.grant(name, "find", "insert", "update", "remove")
+    clerk.grant("dead_letter", "find", "update", "remove")
+    for name in ("inbox", "idempotency", "audit"):
+        clerk.grant(name, "find")
+    await store.open()
+    try:
+        told = {each.check: each for each in await store.examine(15.0)}
+        assert told["rights"].state is State.FAILED
+        prefix = clerk.made.prefix
+        assert told["rights"].sentence == (
+            f"this user lacks insert on {prefix}_dead_letter; insert on {prefix}_audit; remove on {prefix}_inbox; "
+            f"remove on {prefix}_idempotency"
+        )
+        assert told["old_transactions"].state is State.WARNING
+        assert "clusterMonitor" in str(told["old_transactions"].remedy)
+
+        clerk.admin.command("grantRolesToUser", "clerk", roles=[{"role": "readWrite", "db": "shop"}, "clusterMonitor"])
+        told = {each.check: each for each in await store.examine(15.0)}
+        assert {each.state for each in told.values()} == {State.OK}
+        shop = clerk.made.client["shop"]
+        assert all(shop[name].count_documents({}) == 0 for name in (f"{prefix}_dead_letter", f"{prefix}_event"))
+    finally:
+        await store.close()

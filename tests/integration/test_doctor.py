@@ -5,15 +5,23 @@ import json
 import os
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 from confluent_kafka import admin
 
+from pillarbox.cli.doctor import encryption
+from pillarbox.cli.settings import Settings
 from pillarbox.conformance.probes import probe_of
+from pillarbox.finding import State
+from pillarbox.stores.mysql import MysqlStore
 from pillarbox.stores.postgres import PostgresStore
-from servers import Kafka, MariaDB, Mongo, MongoStandalone, MySQL, Postgres, Pulsar, RabbitMQ
+from pillarbox.stores.postgres.examined import durability
+from servers import Kafka, KafkaCluster, MariaDB, Mongo, MongoStandalone, MySQL, Postgres, Pulsar, RabbitMQ
+from servers.fixtures import OwnServer
 from tests.integration.commands import Command, Ended
 from tests.integration.rabbit import desk
 
@@ -107,6 +115,55 @@ def test_a_user_without_rights_and_with_limits(postgres: Postgres, tmp_path: Pat
     assert "of 60 s" in found(long, "warning")["idle_in_transaction_session_timeout"]["sentence"]
 
 
+def test_a_right_that_is_missing_hides_no_other_finding(postgres: Postgres, tmp_path: Path) -> None:
+    owner = on(tmp_path, postgres.url)
+    prefix = owner.variables["PILLARBOX_PREFIX"]
+    role = f"{prefix}_blind"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN")
+        connection.execute(f"GRANT SELECT ON {prefix}_meta TO {role}")
+        try:
+            parts = postgres.url.partition("://")[2].rpartition("@")[2]
+            told = doctor(Command(tmp_path, f"postgresql://{role}@{parts}", prefix))
+        finally:
+            connection.execute(f"DROP OWNED BY {role}")
+            connection.execute(f"DROP ROLE {role}")
+    assert told.code == 1
+    broken = found(told, "failed")
+    assert f"SELECT, INSERT, UPDATE, DELETE on {prefix}_worker" in broken["rights"]["sentence"]
+    assert "the streams cannot be read: " in broken["streams"]["sentence"]
+    assert {"clock", "connections", "indexes"} <= set(found(told, "ok"))
+
+
+@pytest.mark.parametrize(
+    ("fsync", "commit", "state"),
+    [("on", "on", State.OK), ("on", "local", State.OK), ("on", "off", State.WARNING), ("off", "on", State.FAILED)],
+)
+def test_commits_that_a_crash_can_lose(fsync: str, commit: str, state: State) -> None:
+    assert durability(fsync, commit).state is state
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+@pytest.mark.parametrize("zone", ["+05:00", "-05:00"])
+def test_the_age_of_a_transaction_does_not_depend_on_the_time_zone(
+    name: str, zone: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    server: MySQL | MariaDB = request.getfixturevalue(name)
+    url = urlsplit(server.url)
+    command = on(tmp_path, server.url)
+    store = MysqlStore(server.url, prefix=command.variables["PILLARBOX_PREFIX"])
+    statement = probe_of(store).statements.texts["oldest_transaction"]
+    with pymysql.connect(
+        host=url.hostname, port=url.port or 3306, user=url.username or "root", database=url.path[1:]
+    ) as connection:
+        cursor = connection.cursor()
+        cursor.execute(f"SET time_zone = '{zone}'")
+        cursor.execute(f"SELECT * FROM {command.variables['PILLARBOX_PREFIX']}_stream FOR UPDATE")
+        cursor.execute(statement)
+        ((seconds,),) = cursor.fetchall()
+    assert 0 <= seconds < 3600
+
+
 def test_a_broken_index(postgres: Postgres, tmp_path: Path) -> None:
     command = on(tmp_path, postgres.url)
     prefix = command.variables["PILLARBOX_PREFIX"]
@@ -176,6 +233,35 @@ def test_topics_of_pulsar(pulsar: Pulsar, on_sqlite: Command) -> None:
     assert "create it, or its namespace" in found(told, "failed")["address"]["sentence"]
 
 
+def test_how_well_kafka_keeps_what_it_confirms(own_server: OwnServer, on_sqlite: Command) -> None:
+    made: Any = admin
+    server = own_server(KafkaCluster)
+    client = made.AdminClient({"bootstrap.servers": server.bootstrap_servers})
+    settings = {
+        "safe": {"min.insync.replicas": "2"},
+        "alone": {"min.insync.replicas": "1"},
+        "stops": {"min.insync.replicas": "3"},
+        "unclean": {"min.insync.replicas": "2", "unclean.leader.election.enable": "true"},
+    }
+    for done in client.create_topics([made.NewTopic(name, 1, 3, config=each) for name, each in settings.items()]).values():
+        done.result()
+    told = {
+        name: doctor(on_sqlite, "--to", f"kafka://{server.bootstrap_servers}?topic={name}") for name in settings
+    }
+    states = {name: json.loads(each.out) for name, each in told.items()}
+    found_by_name = {
+        name: next((one["state"], one["sentence"]) for one in each if one["check"] == "durability")
+        for name, each in states.items()
+    }
+    assert found_by_name["safe"] == ("ok", "stream 'default': acks=all; topic 'safe' has 3 replicas, min.insync.replicas=2")
+    assert found_by_name["alone"][0] == "warning"
+    assert "confirmed when one broker has it" in found_by_name["alone"][1]
+    assert found_by_name["stops"][0] == "warning"
+    assert "one broker that is away stops all writes" in found_by_name["stops"][1]
+    assert found_by_name["unclean"][0] == "failed"
+    assert "a replica that lags behind may lead" in found_by_name["unclean"][1]
+
+
 def test_a_broker_that_is_away(on_sqlite: Command) -> None:
     told = doctor(on_sqlite, "--to", "kafka://127.0.0.1:1?topic=orders&connect_timeout=500ms")
     assert told.code == 1
@@ -202,11 +288,58 @@ def test_passwords_that_others_can_read(tmp_path: Path) -> None:
     typed = doctor(command, "--store", "postgresql://relay:hidden@127.0.0.1:1/shop")
     assert "the password of --store" in found(typed, "failed")["secrets"]["sentence"]
     assert "hidden" not in typed.out + typed.err
+    file.write_text('store = "sqlite:///shop.db"\n[consumers.mailer]\nfrom = "kafka://h?topic=x&sasl.password=hidden"\n')
+    file.chmod(0o644)
+    assert "others than its owner can read it" in found(doctor(command), "failed")["secrets"]["sentence"]
+
+
+def test_a_private_key_that_others_can_read(on_sqlite: Command, tmp_path: Path) -> None:
+    key = tmp_path / "relay.key"
+    key.write_text("a key")
+    key.chmod(0o600)
+    to = f"kafka://127.0.0.1:1?topic=orders&connect_timeout=50ms&security.protocol=ssl&ssl.key.location={key}"
+    # The path of a key is no password.
+    assert "secrets" in found(doctor(on_sqlite, "--to", to), "ok")
+    key.chmod(0o640)
+    told = found(doctor(on_sqlite, "--to", to), "failed")["secrets"]
+    assert (told["sentence"], told["remedy"]) == (
+        f"others than its owner can read the private key {key}",
+        f"chmod 600 {key}",
+    )
+    key.chmod(0o600)
+    told = found(doctor(on_sqlite, "--to", f"{to}&ssl.key.password=hidden"), "failed")["secrets"]
+    assert "the password of --to" in told["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("url", "is_plain"),
+    [
+        ("postgresql://db.example.org/shop", True),
+        ("postgres://db.example.org/shop", True),
+        ("postgresql+asyncpg://db.example.org/shop", True),
+        ("postgresql:///shop?host=db.example.org", True),
+        ("postgresql:///shop?host=/run/postgresql", False),
+        ("postgresql:///shop", False),
+        ("postgresql://[::1]/shop", False),
+        ("postgresql://a@127.0.0.1,db.example.org/shop", True),
+        ("postgresql://db.example.org/shop?sslmode=prefer", True),
+        ("postgresql+asyncpg://db.example.org/shop?sslmode=verify-full", False),
+        ("mysql+asyncmy://db.example.org/shop", True),
+        ("mysql://db.example.org/shop?ssl_ca=/etc/ca.pem", False),
+        ("mongodb://db.example.org/shop", True),
+        ("mongodb+srv://db.example.org/shop", False),
+    ],
+)
+def test_a_store_in_plain_text(url: str, is_plain: bool) -> None:
+    (told,) = encryption(Settings({"store": url}, {}))
+    assert (told.state is State.WARNING) is is_plain
 
 
 def test_connections_in_plain_text(on_sqlite: Command) -> None:
     # The address is one of documentation: nothing answers there.
     away = "kafka://192.0.2.1:9092?topic=orders&connect_timeout=50ms"
+    warned = found(doctor(on_sqlite, "--listen-url", "postgresql://192.0.2.1/shop"), "warning")
+    assert warned["encryption"]["sentence"] == "listen_url: the connection leaves this machine in plain text"
     assert "stream 'default'" in found(doctor(on_sqlite, "--to", away), "warning")["encryption"]["sentence"]
     told = doctor(on_sqlite, "--to", f"{away}&security.protocol=ssl")
     assert "encryption" in found(told, "ok")

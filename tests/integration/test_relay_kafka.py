@@ -10,15 +10,21 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import admin as confluent_admin
+from prometheus_client import CollectorRegistry
 
+from pillarbox import operations
 from pillarbox.batch import Batch
 from pillarbox.event import Status
+from pillarbox.observe.metrics import CIRCUIT_OPEN
+from pillarbox.observe.prometheus import Prometheus
+from pillarbox.operations import Why
 from pillarbox.publisher import Outcome
-from pillarbox.publishers.kafka import KafkaPublisher
+from pillarbox.publishers.kafka import KafkaPublisher, sender
 from pillarbox.stores.sql import SqlStore
 from servers import Kafka
 from servers.fixtures import OwnServer
 from tests.integration.relays import (
+    STREAM,
     SqlOutbox,
     attempts,
     eventually,
@@ -176,6 +182,42 @@ async def test_a_broker_that_is_killed_costs_nothing_but_time(
     firsts = {key: list(dict.fromkeys(found)) for key, found in numbers(records).items()}
     assert firsts == in_order(KEYS, 405)
     assert copies(records) == 0, "an idempotent producer that lives through the outage sends nothing twice"
+
+
+async def test_while_a_broker_is_away_everybody_is_told(
+    sqlite: SqlOutbox, store: SqlStore, own_server: OwnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "QUIET_SECONDS", 0.3)
+    server = own_server(Kafka)
+    topic = Topic(server)
+    observer = Prometheus(registry=CollectorRegistry())
+    to = KafkaPublisher(servers=server.bootstrap_servers, topic=topic.name)
+
+    async def said() -> Why:
+        return await operations.why(store, late.id)
+
+    def circuit() -> float | None:
+        return observer.values()[CIRCUIT_OPEN].get((STREAM,))
+
+    await store.add(mixed(KEYS, 1))
+    async with relay(sqlite(), stream(to, lease=0.6), observers=[observer]) as running:
+        await settled(store, {Status.PUBLISHED: len(KEYS)}, seconds=60)
+        await asyncio.to_thread(server.kill)
+        (late,) = events = mixed(KEYS[:1], 1, first=2)
+        await store.add(events)
+        told = await eventually(said, lambda answer: answer.cause == "circuit_open")
+        assert "nothing is confirmed (" in told.sentence
+        await until(lambda: circuit() == 1)
+        assert running.circuits() == {STREAM: "open"}
+        findings = {each.check for each in await operations.examine_store(store)}
+        assert "stream_circuit" in findings
+        (row,) = [each for each in await operations.status(store) if each.stream == STREAM]
+        assert "waits for the destination" in " ".join(row.reasons)
+
+        await asyncio.to_thread(server.start)
+        await settled(store, {Status.PUBLISHED: len(KEYS) + 1}, seconds=60)
+        await until(lambda: circuit() == 0)
+        assert running.circuits() == {STREAM: "closed"}
 
 
 async def test_a_broker_that_is_away_at_the_start_is_waited_for(

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -16,17 +16,20 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from pillarbox import Handlers, Outbox
+from pillarbox import Consumer, Handlers, Outbox
 from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
 from pillarbox.event import Event, Status
 from pillarbox.observe import metrics
 from pillarbox.observe.opentelemetry import SEMANTIC_CONVENTIONS, OpenTelemetry
 from pillarbox.publisher import PUBLISHED, rejected, retry
+from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.store import Store
 from pillarbox.stores.sqlite import SqliteStore
+from servers import Kafka
 from tests.integration.relays import STREAM, SqlOutbox, relay, settled, stream
+from tests.integration.test_kafka_source import Cluster
 
 SAMPLED = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 UNSAMPLED = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
@@ -46,6 +49,10 @@ class Spans:
     def one(self, name: str) -> ReadableSpan:
         (span,) = self.named(name)
         return span
+
+    @property
+    def ended(self) -> Sequence[ReadableSpan]:
+        return self._exporter.get_finished_spans()
 
     @property
     def names(self) -> list[str]:
@@ -73,6 +80,12 @@ def id_of(span: ReadableSpan) -> int:
     context = span.get_span_context()
     assert context is not None
     return context.span_id
+
+
+def trace_of(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context is not None
+    return context.trace_id
 
 
 def parent_of(span: ReadableSpan) -> int | None:
@@ -138,6 +151,43 @@ async def test_one_trace_from_the_request_to_the_projection(tmp_path: Path, span
     assert about(publish)["messaging.system"] == "handlers"
     (written,) = (each for each in mails.deliveries)
     assert written.headers["traceparent"].split("-")[2] == f"{id_of(projection):016x}"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("envelope", ["raw", "legacy", "cloudevents", "cloudevents_structured"])
+async def test_one_trace_through_a_broker_to_the_projection_of_a_consumer(
+    tmp_path: Path, kafka: Kafka, spans: Spans, envelope: str
+) -> None:
+    path, topic = tmp_path / "shop.db", Cluster(kafka).topic()
+    store = SqliteStore(str(path))
+    await store.migrate()
+    outbox, tracer = Outbox(), trace.get_tracer("shop")
+    cards, done = Handlers(), asyncio.Event()
+
+    @cards.on("*")
+    async def project(event: Event) -> None:
+        with tracer.start_as_current_span("UPDATE projection"):
+            done.set()
+
+    with tracer.start_as_current_span("POST /orders"), sqlite3.connect(path, isolation_level=None) as tx:
+        tx.execute("BEGIN")
+        outbox.add(tx, "order.created", {"id": 7}, stream=STREAM, key="7")
+        tx.execute("COMMIT")
+    to = KafkaPublisher(servers=kafka.bootstrap_servers, topic=topic, envelope=envelope)
+    source = f"kafka://{kafka.bootstrap_servers}?topic={topic}&group=g-{topic}"
+    dead = MemoryPublisher()
+    async with relay(SqliteStore(str(path)), stream(to), observers=[observer(spans)]) as running:
+        await running.drain()
+        async with Consumer("cards", source, to=cards, dead_to=dead), asyncio.timeout(60):
+            await done.wait()
+
+    request, publish, projection = (spans.one(name) for name in ("POST /orders", f"publish {STREAM}", "UPDATE projection"))
+    (process,) = (span for span in spans.ended if span.name.startswith("process "))
+    assert parent_of(publish) == parent_of(process) == id_of(request)
+    assert parent_of(projection) == id_of(process)
+    assert {trace_of(each) for each in (publish, process, projection)} == {trace_of(request)}
+    assert process.kind is SpanKind.CONSUMER
+    assert not dead.deliveries
 
 
 def test_a_call_has_one_span_with_links_to_the_writers(spans: Spans) -> None:

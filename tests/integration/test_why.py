@@ -128,6 +128,17 @@ async def test_an_event_behind_another_of_its_key(outbox: Outbox, store: Store) 
     assert answer.sentence.endswith("in 60 min")
 
 
+async def test_an_event_that_waits_uncharged(outbox: Outbox, store: Store) -> None:
+    grant = (await own(store))[0]
+    (event,) = await written(store, grant, numbered(key_of(0), 1))
+    hold = {str(event.key): Hold(HoldMode.RETRYING, LONG)}
+    await settle(store, Settlement(grant, failed=[Failure(event, "no handler for it", 0)], hold_keys=hold))
+    answer = await ask(store, event, f"pillarbox events show {{}} --stream {STREAM}")
+    assert (answer.cause, answer.facts["attempts"]) == ("failed", 0)
+    assert answer.sentence.startswith("it has to wait, uncharged, since 20")
+    assert ": no handler for it; its next attempt is at 20" in answer.sentence
+
+
 @pytest.mark.parametrize("mode", [HoldMode.BLOCKED, HoldMode.PARKED])
 async def test_an_event_behind_a_dead_letter(outbox: Outbox, store: Store, mode: HoldMode) -> None:
     grant = (await own(store))[0]

@@ -548,6 +548,16 @@ def test_a_page_of_metrics_that_is_right_passes() -> None:
     assert check(history).passed
 
 
+def test_what_a_recovery_settled_counts_as_done() -> None:
+    history = calm().rest()
+    worker = history.traces[0].worker
+    history.traces.append(Trace(1e6, worker, "recovered", "cards", 3, 7, ["x", "y"], ["published", "published"]))
+    for told, is_right in ((2.0, True), (0.0, False)):
+        history.scrapes[:] = [Scrape(1e6 + 1, worker, {"outbox_done_total cards": told})]
+        found = [each.sentence for each in check(history).findings]
+        assert ("a counter on the page of metrics is wrong" not in found) is is_right
+
+
 def test_of_refused_results_of_a_queue_the_page_may_count_some() -> None:
     history = calm().rest()
     worker = history.traces[0].worker

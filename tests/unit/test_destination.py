@@ -1,5 +1,6 @@
 """Whose fault an ambiguous refusal is: the event's, or the destination's."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -8,8 +9,9 @@ import pytest
 from pillarbox.batch import Batch
 from pillarbox.conformance.events import make_event
 from pillarbox.event import Event
-from pillarbox.observe import Observers
+from pillarbox.observe import Observer, Observers
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Publisher, Result, rejected, retry
+from pillarbox.relay import destination as module
 from pillarbox.relay.breaker import Circuit
 from pillarbox.relay.destination import Destination
 from pillarbox.relay.subject import stream_named
@@ -30,6 +32,36 @@ class Answers(Publisher):
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         return [self.outcomes.get(event.type, PUBLISHED) for event in batch]
+
+
+class Waits(Publisher):
+    """Waits by itself until its destination is back."""
+
+    description = "waits"
+
+    def __init__(self) -> None:
+        self.is_back = asyncio.Event()
+        self.down: str | None = "nothing is confirmed (refused)"
+
+    @property
+    def silence(self) -> str | None:
+        return self.down
+
+    async def publish(self, batch: Batch) -> Sequence[Outcome]:
+        await self.is_back.wait()
+        return [PUBLISHED] * len(batch)
+
+
+class Told(Observer):
+    """What an observer learns of circuits."""
+
+    def __init__(self) -> None:
+        self.states: list[str] = []
+        self.changed = asyncio.Event()
+
+    def circuit_changed(self, stream: str, state: str) -> None:
+        self.states.append(state)
+        self.changed.set()
 
 
 class Desk:
@@ -118,3 +150,20 @@ async def test_the_pause_that_it_asks_for_is_kept(desk: Desk) -> None:
     desk.to.outcomes["full"] = retry("the queue is full", after_seconds=60, ambiguous=True)
     await desk.send(*["full"] * 5)
     assert 59 < desk.destination.breaker.seconds_left(time.monotonic()) <= 60
+
+
+async def test_a_publisher_that_waits_by_itself_is_seen_as_an_open_circuit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.001)
+    to, told = Waits(), Told()
+    destination = Destination(stream_named("orders"), to, Observers([told]))
+    assert (destination.error, destination.circuit) == (None, Circuit.CLOSED), "no call waits"
+
+    call = asyncio.create_task(destination.publish(Batch.of([make_event()])))
+    await told.changed.wait()
+    assert (destination.error, destination.circuit) == (to.down, Circuit.OPEN)
+    assert destination.breaker.state is Circuit.CLOSED, "later calls wait in the publisher too"
+
+    to.is_back.set()
+    assert await call == [PUBLISHED]
+    assert (destination.error, destination.circuit) == (None, Circuit.CLOSED)
+    assert told.states == ["open", "closed"]

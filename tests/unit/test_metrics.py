@@ -27,6 +27,7 @@ from pillarbox.store import (
     Failure,
     Grant,
     HoldMode,
+    Progress,
     Rescued,
     Settlement,
     StreamGauges,
@@ -145,6 +146,20 @@ def test_a_counter_counts(
     for times in (1, 2):
         happen(prometheus)
         assert value(prometheus, name, **labels) == expected * times
+
+
+def test_what_a_recovery_settles_is_done_and_its_refused_settle_made_no_copy() -> None:
+    prometheus = fresh()
+    stale = Settlement(LOST, published=[event(), event()], ticket=b"ticket")
+    prometheus.after_settle([stale], [stale], 0.004)
+    prometheus.after_recover(MINE, b"ticket", Progress(None, 2), 0.004)
+    assert value(prometheus, "outbox_settle_refused_total", stream="orders") == 2
+    assert value(prometheus, "outbox_duplicates_total", stream="orders") == 0
+    assert value(prometheus, "outbox_done_total", stream="orders") == 2
+
+    split = fresh(topics=["sales"], tenants=["acme"])
+    split.after_recover(MINE, b"ticket", Progress(None, 3), 0.004)
+    assert value(split, "outbox_done_total", stream="orders", topic=OTHER, tenant=OTHER) == 3
 
 
 def test_every_counter_is_tried_above() -> None:

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -20,7 +21,7 @@ from pillarbox.durations import seconds_of
 from pillarbox.errors import ConfigError, OldSchema, Outage, PillarboxError, SchemaError, StoreDown
 from pillarbox.finding import Finding, State, failed, ok, warning
 from pillarbox.publisher import Publisher
-from pillarbox.urls import publisher_from_url
+from pillarbox.urls import publisher_from_url, without_driver
 
 _OPEN_SECONDS: Final = 15.0
 _LEASE: Final = "15s"  # of a stream that sets none
@@ -29,7 +30,6 @@ _HERE: Final = ("", "localhost", "127.0.0.1", "::1")
 # Schemes that speak over a network, each with the options of its URL that ask for encryption.
 _PLAIN: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "postgresql": {"sslmode": ("require", "verify-ca", "verify-full")},
-    "postgres": {"sslmode": ("require", "verify-ca", "verify-full")},
     "mysql": {"ssl": ("true",), "ssl_ca": ()},
     "mariadb": {"ssl": ("true",), "ssl_ca": ()},
     "mongodb": {"tls": ("true",), "ssl": ("true",)},
@@ -57,7 +57,7 @@ async def doctor(chosen: Any) -> int:
                 each._replace(sentence=f"stream {name!r}: {each.sentence}")
                 for each in await _destination(name, options["to"], options.get("headers"))
             ]
-    found += _encryption(settings)
+    found += encryption(settings)
     found = [each._replace(sentence=secrets.masked(each.sentence)) for each in found]
     if chosen.json:
         output.print_json([each._asdict() for each in found])
@@ -105,15 +105,26 @@ def _secrets(settings: Settings) -> list[Finding]:
         failed("secrets", f"other users can read the password of {flag} in the list of processes", _SAFE)
         for flag in typed
     ]
-    of_streams = [table["to"] for table in settings.tables.values() if "to" in table]
-    written: list[Given] = [*(settings.file[name] for name in _SECRETS if name in settings.file), *of_streams]
+    tables = [*settings.tables.values(), *settings.consumer_tables.values()]
+    of_tables: list[Given] = [table[name] for table in tables for name in _SECRETS if name in table]
+    written = [*(settings.file[name] for name in _SECRETS if name in settings.file), *of_tables]
     # The settings of an application are in no file of ours.
-    if Path(settings.path).is_file() and any(secrets.has_password(str(given.value)) for given in written):
-        mode = Path(settings.path).stat().st_mode
-        if mode & (stat.S_IRGRP | stat.S_IROTH):
-            sentence = f"{settings.path} has passwords, and others than its owner can read it"
-            found.append(failed("secrets", sentence, f"chmod 600 {settings.path}"))
+    if _is_open(Path(settings.path)) and any(secrets.has_password(str(given.value)) for given in written):
+        sentence = f"{settings.path} has passwords, and others than its owner can read it"
+        found.append(failed("secrets", sentence, f"chmod 600 {settings.path}"))
+    everywhere = [*filter(None, map(settings.given, _SECRETS)), *of_tables]
+    keys = {path for given in everywhere for path in secrets.key_files(str(given.value))}
+    found += [
+        failed("secrets", f"others than its owner can read the private key {path}", f"chmod 600 {quote(path)}")
+        for path in sorted(keys)
+        if _is_open(Path(path))
+    ]
     return found or [ok("secrets", "no password stands where others can read it")]
+
+
+def _is_open(file: Path) -> bool:
+    """Whether others than its owner can read this file."""
+    return file.is_file() and bool(file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
 
 
 _SAFE: Final = "give it in the environment, or in a file that only you can read"
@@ -170,9 +181,13 @@ async def _destination(stream: str, to: str, headers: str | None) -> list[Findin
         await publisher.close()
 
 
-def _encryption(settings: Settings) -> list[Finding]:
-    given = settings.given("store")
-    urls = [("the store", str(given.value))] if given is not None else []
+def encryption(settings: Settings) -> list[Finding]:
+    """Connections that leave this machine in plain text."""
+    urls = [
+        (what, without_driver(str(given.value)))
+        for what, name in (("the store", "store"), ("listen_url", "listen_url"))
+        if (given := settings.given(name)) is not None
+    ]
     urls += [(f"stream {name!r}", options["to"]) for name, options in settings.streams().items() if "to" in options]
     plain = [what for what, url in urls if _is_plain(url)]
     if not plain:
@@ -187,12 +202,15 @@ def _is_plain(url: str) -> bool:
     parts = urlsplit(url)
     if parts.scheme not in _PLAIN:
         return False
-    hosts = [_host(each) for each in parts.netloc.rpartition("@")[2].split(",")]
-    if all(host in _HERE for host in hosts):
+    options = parse_qsl(parts.query)
+    places = [parts.netloc.rpartition("@")[2], *(value for name, value in options if name in ("host", "hostaddr"))]
+    hosts = [_host(each) for place in places for each in place.split(",")]
+    # A host that is a folder is the one of a socket.
+    if all(host in _HERE or host.startswith("/") for host in hosts):
         return False
     wanted = _PLAIN[parts.scheme]
     return not any(
-        name in wanted and (not wanted[name] or value in wanted[name]) for name, value in parse_qsl(parts.query)
+        name in wanted and (not wanted[name] or value in wanted[name]) for name, value in options
     )
 
 

@@ -15,6 +15,7 @@ from pillarbox.cli.settings import Settings
 from pillarbox.errors import ConfigError
 from pillarbox.event import Event, Status
 from pillarbox.operations.filters import FIELDS, instant
+from pillarbox.operations.records import iso
 from pillarbox.outbox import Outbox
 from pillarbox.payload import JSON, serialise
 from pillarbox.store import Filter, Found
@@ -48,6 +49,9 @@ def add(group: Any) -> None:
     replay = command(inner, "replay", replay_events, "publish published events again, in order per key")
     add_filters(replay, "written")
     replay.add_argument("--all", action="store_true", help="every published event of the outbox")
+    replay.add_argument(
+        "--skip-since", metavar="INSTANT", help="without those replayed since then: the rest of an interrupted replay"
+    )
     replay.add_argument("--dry-run", action="store_true", help="count the events, and change nothing")
     replay.add_argument("--by", metavar="NAME", help="your name in the audit (the user of this process)")
     _add_add(inner)
@@ -167,14 +171,21 @@ async def replay_events(chosen: Any) -> int:
     where, by = filter_of(chosen), operator(chosen)
     if chosen.all == (where != Filter()):
         raise ConfigError("say which published events to replay: give filters such as --since 2h, or --all")
+    skip = instant(chosen.skip_since, "--skip-since")
     async with open_store(Settings.of(chosen)) as store:
-        with Progress("replaying") as progress:
-            if chosen.dry_run:
-                found = 0
-                async for _ in operations.published(store, where):
-                    found += 1
-            else:
-                found = await operations.replay_published(store, where, by, progress)
+        if chosen.dry_run:
+            found = 0
+            async for _ in operations.published(store, where, skip_since=skip):
+                found += 1
+        else:
+            begun = await store.clock()
+            with Progress("replaying") as progress:
+                try:
+                    found = await operations.replay_published(store, where, by, progress, skip_since=skip)
+                except BaseException:
+                    since = iso(min(begun, skip) if skip else begun)
+                    print(f"pillarbox: interrupted; for the rest add --skip-since {since}", file=sys.stderr)
+                    raise
     if chosen.json:
         output.print_json({"dry_run": chosen.dry_run, "replayed": 0 if chosen.dry_run else found, "matching": found})
     elif not found:

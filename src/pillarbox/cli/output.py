@@ -145,6 +145,9 @@ def print_record(fields: Mapping[str, Any]) -> None:
         print(f"{name.ljust(width)}  {shown(value)}")
 
 
+_BAR: Final = 30  # characters
+
+
 class Progress:
     """A counting line on standard error, if that is a terminal."""
 
@@ -153,9 +156,11 @@ class Progress:
         self._visible = sys.stderr.isatty()
         self._drawn = False
 
-    def __call__(self, done: int) -> None:
+    def __call__(self, done: int, total: int | None = None) -> None:
+        """Show how much is done; with a total as a bar."""
         if self._visible:
-            sys.stderr.write(f"\r\x1b[K{self._doing} {done:,}")
+            bar = "" if not total else f" of {total:,} [{'#' * (_BAR * done // total):.<{_BAR}}]"
+            sys.stderr.write(f"\r\x1b[K{self._doing} {done:,}{bar}")
             sys.stderr.flush()
             self._drawn = True
 

@@ -5,6 +5,9 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 _SECRET_OPTION: Final = re.compile(r"pass|secret|token|key|credential", re.IGNORECASE)
+# Options whose value is the path of a private key, and others that only name a place.
+_KEY_FILE: Final = re.compile(r"ssl\.key\.location|sslkey|ssl_key|tlsCertificateKeyFile", re.IGNORECASE)
+_PLACE: Final = re.compile(rf"{_KEY_FILE.pattern}|.*(?:location|file|path|endpoint\.url)", re.IGNORECASE)
 _PASSWORD: Final = re.compile(r"://[^\s@]*:\S*@")
 _SHORTEST: Final = 4  # a shorter secret would be found in too many words
 
@@ -22,7 +25,7 @@ def remember(url: str) -> None:
     found = [url] if "@" in url else []
     if at and ":" in user:
         found.append(user.partition(":")[2])
-    found += [value for name, value in parse_qsl(parts.query) if _SECRET_OPTION.search(name)]
+    found += [value for name, value in parse_qsl(parts.query) if _is_secret(name)]
     for secret in found:
         _known.update(each for each in (secret, unquote(secret)) if len(each) >= _SHORTEST)
 
@@ -48,6 +51,16 @@ def is_garbled(url: str) -> bool:
 
 
 def has_password(url: str) -> bool:
+    """Whether a secret stands in the URL itself. One that is in a file does not."""
     parts = urlsplit(url)
     user = parts.netloc.rpartition("@")[0]
-    return ":" in user or any(_SECRET_OPTION.search(name) for name, _ in parse_qsl(parts.query))
+    return ":" in user or any(_is_secret(name) for name, _ in parse_qsl(parts.query))
+
+
+def _is_secret(option: str) -> bool:
+    return bool(_SECRET_OPTION.search(option)) and not _PLACE.fullmatch(option)
+
+
+def key_files(url: str) -> list[str]:
+    """The files with private keys that the URL names."""
+    return [value for name, value in parse_qsl(urlsplit(url).query) if _KEY_FILE.fullmatch(name)]

@@ -75,7 +75,7 @@ class Supervisor:
     @property
     def circuit(self) -> str:
         """The state of the circuit in front of the destination."""
-        return str(Circuit.CLOSED if self._runner is None else self._runner.destination.breaker.state)
+        return str(Circuit.CLOSED if self._runner is None else self._runner.destination.circuit)
 
     def start(self) -> None:
         """Connect and serve in the background."""

@@ -16,7 +16,18 @@ from pillarbox.observe import metrics
 from pillarbox.observe.metrics import Metric
 from pillarbox.observe.observer import Observer
 from pillarbox.publisher import PUBLISHED, SKIPPED, Outcome, Result
-from pillarbox.store import PARKED, Claim, ClaimResults, Failure, Grant, HoldMode, Rescued, Settlement, StreamGauges
+from pillarbox.store import (
+    PARKED,
+    Claim,
+    ClaimResults,
+    Failure,
+    Grant,
+    HoldMode,
+    Progress,
+    Rescued,
+    Settlement,
+    StreamGauges,
+)
 from pillarbox.store.consumers import ConsumerReport
 
 # The values of a metric's labels, in the order of their names.
@@ -155,12 +166,20 @@ class Tally(Observer):
                 stream = settlement.grant.stream
                 if lost and settlement in lost:
                     refused = len(settlement.published) + len(settlement.failed) + len(settlement.dead)
-                    self._refused(stream, refused, len(settlement.published))
+                    # Exactly once, whoever owns the shard now settles what was published: no consumer gets a copy.
+                    copies = 0 if settlement.ticket else len(settlement.published)
+                    self._refused(stream, refused, copies)
                 else:
                     self._settled(stream, settlement.published, settlement.dead)
             if settlements:
                 stream = settlements[0].grant.stream
                 self._histogram(metrics.SETTLE_DURATION, stream, metrics.DURATION_BOUNDS).add(seconds)
+
+    def after_recover(self, grant: Grant, ticket: bytes, progress: Progress, seconds: float) -> None:
+        # A ticket has the ids of its events, and not their topics and tenants.
+        others = [OTHER for names in (self._topics, self._tenants) if names is not None]
+        with self._lock:
+            self._counters[metrics.DONE][grant.stream, *others] += progress.settled
 
     def after_settle_claims(self, claims: Sequence[Claim], results: ClaimResults, refused: int, seconds: float) -> None:
         if not claims:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from shlex import quote
 from typing import Final, Protocol
 
+from pillarbox.errors import StoreError
 from pillarbox.event import Status
 from pillarbox.finding import Finding, State, failed, ok, warning
 from pillarbox.operations.streams import WAITING
@@ -21,8 +22,17 @@ class Patient(Gauges, Examined, Protocol):
 async def examine_store(store: Patient, lease_seconds: float = 15.0) -> list[Finding]:
     """The server of an open store, its clock, and its streams. lease_seconds: the longest lease of the relays."""
     found = [await _clock(store), *await store.examine(lease_seconds)]
+    try:
+        return [*found, *await _streams(store)]
+    except StoreError as error:
+        # Usually a right that one of the findings above names.
+        return [*found, failed("streams", f"the streams cannot be read: {error}", "correct what failed above")]
+
+
+async def _streams(store: Gauges) -> list[Finding]:
     workers = await store.workers()
     gauges = await store.gauges(1)
+    found: list[Finding] = []
     for each in gauges:
         found += _stream(each, workers.get(each.stream, ()))
     if gauges and all(each.state is State.OK for each in found if each.check.startswith("stream")):

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -10,6 +11,7 @@ from pillarbox.operations.desk import Desk, NotFound, SeveralStreams
 from pillarbox.store import Filter, Found, Insights, Ref
 
 _STEP: Final = 1000
+REPLAYED: Final = "replay published"  # in the audit
 
 
 async def find_event(store: Insights, id: UUID, stream: str | None = None) -> Found:
@@ -41,34 +43,54 @@ async def find_dead_letter(store: Desk, id: UUID, stream: str | None = None, con
     raise NotFound(f"there is no event {_name(id, stream)}; `pillarbox dead list` shows the dead letters")
 
 
-async def published(store: Desk, where: Filter) -> AsyncIterator[Found]:
-    """Every published event that matches, stream by stream, in order of their ids. Instants are of the writing."""
+async def published(store: Desk, where: Filter, *, skip_since: datetime | None = None) -> AsyncIterator[Found]:
+    """Every published event that matches, stream by stream, in order of their ids. Instants are of the writing.
+
+    skip_since: without those that operators have replayed at this instant or later, as the audit says."""
     streams = [where.stream] if where.stream is not None else [each.stream for each in await store.gauges(1)]
     for stream in streams:
+        again = set() if skip_since is None else await _replayed(store, stream, skip_since)
         chosen = replace(where, stream=stream, status=Status.PUBLISHED)
         after: UUID | None = None
         while page := await store.find(chosen, _STEP, newest_first=False, after=after):
             for each in page:
-                yield each
+                if each.event.id not in again:
+                    yield each
             after = page[-1].event.id
 
 
 async def replay_published(
-    store: Desk, where: Filter, by: str, on_progress: Callable[[int], None] | None = None
+    store: Desk,
+    where: Filter,
+    by: str,
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    skip_since: datetime | None = None,
 ) -> int:
     """Publish published events again, in their old order; returns their number.
 
     Only those that are published when it begins: what a relay publishes meanwhile is not replayed again. They enter at
     the end of their streams in steps of 1,000, each with its rows in the audit. ``on_progress`` gets the number that
-    are done so far."""
-    chosen = sorted([(each.event.stream, each.event.seq, each.event.id) async for each in published(store, where)])
+    are done so far, and of how many. skip_since: as in ``published``: the rest of a replay that was interrupted."""
+    found = published(store, where, skip_since=skip_since)
+    chosen = sorted([(each.event.stream, each.event.seq, each.event.id) async for each in found])
     done = 0
     for start in range(0, len(chosen), _STEP):
         refs = [Ref(event_id, stream) for stream, _, event_id in chosen[start : start + _STEP]]
         done += await store.replay_published(refs, by)
         if on_progress is not None:
-            on_progress(done)
+            on_progress(done, len(chosen))
     return done
+
+
+async def _replayed(store: Desk, stream: str, since: datetime) -> set[UUID | None]:
+    """The events of a stream that operators have replayed since then."""
+    limit = _STEP
+    while True:
+        rows = await store.audit(limit, stream, REPLAYED)
+        if len(rows) < limit or rows[-1].at < since:
+            return {row.event_id for row in rows if row.at >= since}
+        limit *= 10
 
 
 async def _find(store: Insights, id: UUID, stream: str | None, consumer: str = "") -> list[Found]:

@@ -185,10 +185,12 @@ def _failed(place: _Place, due: datetime | None) -> Why:
         "error": found.last_error,
         "next_attempt_at": None if due is None else iso(due),
     }
+    at = _at(found.last_error_at)
+    # An event whose topic or handler is missing waits without being charged.
+    failed = f"attempt {event.attempts} failed at {at}" if event.attempts else f"it has to wait, uncharged, since {at}"
     return Why(
         "failed",
-        f"attempt {event.attempts} failed at {_at(found.last_error_at)}: {found.last_error}; its next attempt is "
-        f"{when}",
+        f"{failed}: {found.last_error}; its next attempt is {when}",
         f"pillarbox events show {event.id} --stream {quote(event.stream)}",
         facts,
     )

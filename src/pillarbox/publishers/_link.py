@@ -13,10 +13,16 @@ class Link:
     def __init__(self, description: str, logger: logging.Logger) -> None:
         self.description = description
         self._logger = logger
-        self._is_silent = False
+        self._silence: str | None = None
         self._confirmed_at = 0.0
         self._lock = threading.Lock()
         self._reminder = Reminder()
+
+    @property
+    def silence(self) -> str | None:
+        """Why nothing has been confirmed for some seconds; None: something has."""
+        with self._lock:
+            return self._silence
 
     def waits(self, topic: str, reason: str) -> None:
         """Events wait because of their topic."""
@@ -33,15 +39,16 @@ class Link:
 
     def silent(self, seconds: float, reason: str | None) -> None:
         """A sender has waited for so many seconds."""
+        reason = reason or "no error was reported"
         with self._lock:
-            if self._is_silent or time.monotonic() - self._confirmed_at < seconds:
+            if self._silence is not None or time.monotonic() - self._confirmed_at < seconds:
                 return
-            self._is_silent = True
+            self._silence = f"nothing is confirmed ({reason})"
         self._logger.warning(
             "%s has confirmed nothing for %.0f s (%s); waiting, no event is charged",
             self.description,
             seconds,
-            reason or "no error was reported",
+            reason,
             extra={"action": "destination_silent", "destination": self.description},
         )
 
@@ -49,8 +56,8 @@ class Link:
         """A message of a sender was confirmed."""
         with self._lock:
             self._confirmed_at = time.monotonic()
-            was_silent, self._is_silent = self._is_silent, False
-        if was_silent:
+            silence, self._silence = self._silence, None
+        if silence is not None:
             self._logger.warning(
                 "%s confirms again",
                 self.description,

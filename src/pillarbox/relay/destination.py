@@ -12,7 +12,7 @@ from pillarbox.errors import ConfigError, Outage
 from pillarbox.event import Mode
 from pillarbox.observe import Observers
 from pillarbox.publisher import PUBLISHED, Needs, Outcome, Place, Publisher, Result, outage
-from pillarbox.relay.breaker import Breaker
+from pillarbox.relay.breaker import Breaker, Circuit
 from pillarbox.relay.deadline import Deadline, Step
 from pillarbox.relay.stream import OnDead, Stream
 from pillarbox.relay.subject import Subject, stream_named
@@ -26,6 +26,7 @@ T = TypeVar("T")
 CLOSE_SECONDS = 60.0
 # When so many different events in a row met an ambiguous refusal, the destination is to blame.
 _AMBIGUOUS_EVENTS: Final = 5
+_LOOK_SECONDS = 1.0  # between two looks whether a call waits for the destination
 _CANCEL_SECONDS = 0.5  # for calls that should end, after a close and after a cancellation
 
 
@@ -75,15 +76,57 @@ class Destination:
         self.description = publisher.description
         is_stream = subject.kind == "stream"
         on_change = observers.circuit_changed if is_stream else observers.consumer_circuit_changed
-        self.breaker = Breaker(subject, self.description, on_change=on_change, logger=logger)
+        self.breaker = Breaker(subject, self.description, on_change=lambda *_: self._tell(), logger=logger)
         self.given_up = asyncio.Event()  # set when a stop has waited long enough: nothing more is published
         self._subject = subject
         self._publisher = publisher
         self._log = logger or log
+        self._on_change = on_change
+        self._told = Circuit.CLOSED
+        self._calls = 0  # under way
+        self._watch: asyncio.TimerHandle | None = None
         self._refused: set[UUID] = set()  # events that met an ambiguous refusal since the last one was published
+
+    @property
+    def error(self) -> str | None:
+        """Why it waits for its destination. None: it does not.
+
+        A publisher may wait for its destination in a call, without an outcome that opens the circuit. After its last
+        call it may not know yet that the destination is back."""
+        return self.breaker.error or (self._publisher.silence if self._calls else None)
+
+    @property
+    def circuit(self) -> Circuit:
+        """The state of the circuit, as others are to see it: open while a call waits for the destination."""
+        is_silent = self.breaker.state is Circuit.CLOSED and self.error is not None
+        return Circuit.OPEN if is_silent else self.breaker.state
+
+    def _tell(self) -> None:
+        """Tell observers of a new state."""
+        state = self.circuit
+        if state is not self._told:
+            self._told = state
+            self._on_change(self._subject.name, state)
+
+    def _look(self) -> None:
+        """See whether a call waits for the destination. One timer for all calls: one for each would cost too much."""
+        self._tell()
+        looks_on = self._calls > 0
+        self._watch = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look) if looks_on else None
 
     async def publish(self, batch: Batch) -> Sequence[Outcome]:
         """Return one outcome per event. Never raises: an error of the publisher charges no event."""
+        self._calls += 1
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+        try:
+            return await self._publish(batch)
+        finally:
+            self._calls -= 1
+            if self._told is not Circuit.CLOSED:
+                self._tell()
+
+    async def _publish(self, batch: Batch) -> Sequence[Outcome]:
         try:
             outcomes = await self._publisher.publish(batch)
             if len(outcomes) != len(batch):

@@ -52,7 +52,7 @@ class StreamRunner:
     @property
     def circuit(self) -> str:
         """The state of the circuit in front of the destination."""
-        return str(Circuit.CLOSED if self._destination is None else self._destination.breaker.state)
+        return str(Circuit.CLOSED if self._destination is None else self._destination.circuit)
 
     def stuck_seconds(self, now: float) -> float:
         """How long its loop has not turned. While it waits for its destination or for a restart it has none."""

@@ -134,6 +134,7 @@ class KafkaPublisher(Publisher):
             **{name: value for name, value in given.items() if not name.startswith(_PRODUCER_ONLY)},
             **base,
         }
+        self._link = Link(self.description, logger)
         self._start_closed()
 
     def _start_closed(self) -> None:
@@ -155,6 +156,7 @@ class KafkaPublisher(Publisher):
             return self
         strict = copy.copy(self)
         strict._strict_keys = True
+        strict._link = Link(self.description, logger)
         strict._start_closed()
         return strict
 
@@ -176,6 +178,10 @@ class KafkaPublisher(Publisher):
     @property
     def default_address(self) -> str:
         return self._topic
+
+    @property
+    def silence(self) -> str | None:
+        return self._link.silence
 
     async def open(self) -> None:
         """Connect. A missing default topic does not raise: publishing reports it as an outage."""
@@ -254,12 +260,11 @@ class KafkaPublisher(Publisher):
         return topics, default is not None and default.problem is None
 
     def _make_senders(self, topics: Topics, there: bool) -> list[Sender]:
-        link = Link(self.description, logger)
         senders = [
             Sender(
                 config=self._producer_config,
                 topics=topics,
-                link=link,
+                link=self._link,
                 message_of=self._message_of,
                 default_topic=self._topic,
                 strict_keys=self._strict_keys,
@@ -273,7 +278,6 @@ class KafkaPublisher(Publisher):
         return senders
 
     def _shard_producers(self, topics: Topics) -> ShardProducers:
-        link = Link(self.description, logger)
         progress = ProgressTopics(self._admin_config, topics, self.description, self._topic)
 
         def make(place: Place) -> ShardProducer:
@@ -281,7 +285,7 @@ class KafkaPublisher(Publisher):
                 place,
                 config=self._producer_config,
                 topics=topics,
-                link=link,
+                link=self._link,
                 progress=progress,
                 message_of=self._message_of,
                 default_topic=self._topic,

@@ -35,7 +35,8 @@ def _durability(admin: Any, name: str) -> Sequence[Finding]:
     try:
         partitions = admin.list_topics(topic=name, timeout=DESCRIBE_SECONDS).topics[name].partitions
         (answer,) = admin.describe_configs([resource], request_timeout=DESCRIBE_SECONDS).values()
-        in_sync = int(answer.result()["min.insync.replicas"].value)
+        settings = {name: entry.value for name, entry in answer.result().items()}
+        in_sync = int(settings["min.insync.replicas"] or 1)
     except KafkaException as error:
         sentence = f"the brokers do not tell how many replicas topic {name!r} has: {error.args[0].str()}"
         return [warning("durability", sentence, "allow this client to describe the topic and its configuration")]
@@ -53,6 +54,9 @@ def _durability(admin: Any, name: str) -> Sequence[Finding]:
         return [
             warning("durability", f"{said}: an event is confirmed when one broker has it", "set min.insync.replicas=2")
         ]
+    if settings.get("unclean.leader.election.enable") == "true":
+        sentence = f"{said}: a replica that lags behind may lead, and confirmed events are gone then"
+        return [failed("durability", sentence, "set unclean.leader.election.enable=false")]
     if copies <= in_sync:
         return [
             warning(

@@ -110,6 +110,7 @@ class PulsarPublisher(Publisher):
         self._stuck_seconds = seconds_of("stuck", stuck, "100ms")
         connect_seconds = seconds_of("connect_timeout", connect_timeout, "1s", "1h")
         self._settings = Settings(self._login, connect_seconds, batching, compression, hash, max_message_bytes)
+        self._link = Link(self.description, logger)
         self._senders: Senders | None = None
         self._was_open = False
         self._changing = PerLoop(asyncio.Lock)
@@ -132,6 +133,10 @@ class PulsarPublisher(Publisher):
     @property
     def default_address(self) -> str:
         return self._topic
+
+    @property
+    def silence(self) -> str | None:
+        return self._link.silence
 
     async def open(self) -> None:
         """Connect. A missing default topic does not raise: publishing reports it as an outage."""
@@ -170,8 +175,8 @@ class PulsarPublisher(Publisher):
                 self._senders = None
 
     def _connect(self) -> list[Sender]:
-        partitions, link = Partitions(self.description), Link(self.description, logger)
-        senders = [self._sender(partitions, link) for _ in range(self._producers)]
+        partitions = Partitions(self.description)
+        senders = [self._sender(partitions, self._link) for _ in range(self._producers)]
         try:
             for sender in senders if self._topic else ():
                 sender.connect()

@@ -133,6 +133,10 @@ class RabbitMQPublisher(Publisher):
     def default_address(self) -> str:
         return self._addresses.exchange or self._addresses.queue
 
+    @property
+    def silence(self) -> str | None:
+        return self._waiting.silence
+
     async def open(self) -> None:
         """Connect. A missing exchange or queue does not raise: publishing reports it as an outage."""
         async with self._changing():

@@ -47,7 +47,7 @@ class OrderedWorker:
 
     @property
     def circuit_error(self) -> str | None:
-        return self._destination.breaker.error
+        return self._destination.error
 
     @property
     def busy(self) -> bool:

@@ -50,7 +50,7 @@ class QueueWorker:
 
     @property
     def circuit_error(self) -> str | None:
-        return self._destination.breaker.error
+        return self._destination.error
 
     @property
     def busy(self) -> bool:

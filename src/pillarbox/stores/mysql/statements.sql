@@ -440,5 +440,6 @@ SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wait_timeout', 'innodb_lock_wait_
 -- open_connections: The connections of all users.
 SHOW GLOBAL STATUS LIKE 'Threads_connected'
 
--- oldest_transaction: The age of the oldest transaction.
-SELECT max(timestampdiff(SECOND, trx_started, now())) FROM information_schema.innodb_trx
+-- oldest_transaction: The age of the oldest transaction. InnoDB tells its start in the time zone of the machine, whatever
+-- that of the session is.
+SELECT max(timestampdiff(SECOND, trx_started, convert_tz(utc_timestamp(), '+00:00', 'SYSTEM'))) FROM information_schema.innodb_trx

@@ -29,11 +29,7 @@ async def examine_server(
     """listens: the relay is woken by LISTEN. direct_listen: it has a URL of its own for that."""
     settings = {name: (value, unit) for name, value, unit in await db.fetch(sql["settings"])}
     found = [time_limit(name, _seconds(*settings[name]), lease_seconds) for name in _LIMITS if name in settings]
-    if settings["fsync"][0] == "on":
-        found.append(ok("durability", "fsync is on"))
-    else:
-        sentence = "fsync is off: after a crash committed events can be gone"
-        found.append(failed("durability", sentence, "set fsync = on"))
+    found.append(durability(settings["fsync"][0], settings["synchronous_commit"][0]))
     if settings["autovacuum"][0] == "on":
         found.append(ok("autovacuum", "autovacuum is on"))
     else:
@@ -60,6 +56,16 @@ async def examine_server(
     else:
         found.append(ok("pooler", "connections lead through a pooler, and LISTEN does not need them"))
     return found
+
+
+def durability(fsync: str, synchronous_commit: str) -> Finding:
+    """Whether a commit is on disk when it is confirmed."""
+    if fsync != "on":
+        return failed("durability", "fsync is off: after a crash committed events can be gone", "set fsync = on")
+    if synchronous_commit == "off":
+        sentence = "synchronous_commit is off: after a crash the last committed events can be gone"
+        return warning("durability", sentence, "set synchronous_commit = on, for writers too")
+    return ok("durability", "fsync and synchronous_commit are on")
 
 
 def _seconds(value: str, unit: str | None) -> float:

@@ -407,8 +407,8 @@ WHERE id = :id AND stream = :stream AND status = 'published'
 
 -- settings: Settings of the server and of this user that matter to a relay, with their units.
 SELECT name, setting, unit FROM pg_settings WHERE name IN ('statement_timeout', 'lock_timeout',
-    'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout', 'fsync', 'autovacuum',
-    'max_connections', 'superuser_reserved_connections')
+    'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout', 'fsync',
+    'synchronous_commit', 'autovacuum', 'max_connections', 'superuser_reserved_connections')
 
 -- open_connections: The connections of all users.
 SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'
