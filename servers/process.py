@@ -154,8 +154,10 @@ def _tell_sweeper(line: str) -> None:
             )
             atexit.register(_sweep, _sweeper, os.getpid())
         assert _sweeper.stdin is not None
-        _sweeper.stdin.write(f"{line}\n")
-        _sweeper.stdin.flush()
+        # Closed as this process ends: the sweeper deletes what is left.
+        if not _sweeper.stdin.closed:
+            _sweeper.stdin.write(f"{line}\n")
+            _sweeper.stdin.flush()
 
 
 def _sweep(process: subprocess.Popen[str], owner: int) -> None:

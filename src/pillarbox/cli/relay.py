@@ -9,9 +9,11 @@ from pillarbox.cli import logs, session
 from pillarbox.cli.destinations import destination
 from pillarbox.cli.exporters import exporters
 from pillarbox.cli.parser import SHARED, command
+from pillarbox.cli.processes import Processes
 from pillarbox.cli.settings import LOG, RELAY, STORE, STREAM, Settings, add_flags
 from pillarbox.errors import ConfigError
 from pillarbox.event import Status
+from pillarbox.health import next_port
 from pillarbox.imports import load
 from pillarbox.relay import Relay, Stream
 
@@ -40,7 +42,13 @@ def run(chosen: Any) -> int:
     settings = Settings.of(chosen)
     logs.start(settings.get("log_format", "text"), settings.get("log_level", "info"))
     if chosen.target is None:
-        relay = configured(settings)
+        place = 0
+        if (count := settings.get("processes", 1)) > 1:
+            processes = Processes(count)
+            if (own := processes.split()) is None:
+                return processes.code
+            place = own
+        relay = configured(settings, place)
     else:
         others = [given.origin for name, given in settings.flags.items() if not name.startswith("log_")]
         if others:
@@ -70,8 +78,8 @@ async def _drain(relay: Relay) -> None:
             )
 
 
-def configured(settings: Settings) -> Relay:
-    """The relay of flags, environment and file."""
+def configured(settings: Settings, place: int = 0) -> Relay:
+    """The relay of flags, environment and file. place: which of several processes it has, from 0."""
     streams = settings.streams()
     if not streams:
         raise ConfigError(
@@ -87,8 +95,11 @@ def configured(settings: Settings) -> Relay:
             )
         made.append(stream(name, options))
     options = settings.scope(RELAY)
-    options.pop("stream", None)
+    for name in ("stream", "processes"):
+        options.pop(name, None)
     observers = exporters() if "listen" in options else []
+    if "listen" in options:
+        options["listen"] = next_port(options["listen"], place)
     return Relay(session.make_store(settings), made, observers=observers, **options)
 
 

@@ -53,6 +53,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Setting("statement_cache", int, STORE, "PostgreSQL: number of prepared statements to keep (256)", low=0),
         Setting("stream", str, RELAY, "serve only this stream (all streams of the settings, or 'default')"),
         Setting("name", str, RELAY, "beginning of the worker's name (the host's name)"),
+        Setting("processes", int, RELAY, "number of processes, one for each core that it may use (1)", low=1),
         Setting("keep_published", DURATION, RELAY, "how long published events are kept (24h)"),
         Setting("keep_dead", DURATION, RELAY, "how long dead letters are kept (7d)"),
         Setting("keep_inbox", DURATION, RELAY, "how long the inbox remembers a processed event (8d)"),

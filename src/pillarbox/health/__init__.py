@@ -2,6 +2,6 @@
 application."""
 
 from pillarbox.health.health import Answer, Health, Subject
-from pillarbox.health.server import HealthServer
+from pillarbox.health.server import HealthServer, next_port
 
-__all__ = ["Answer", "Health", "HealthServer", "Subject"]
+__all__ = ["Answer", "Health", "HealthServer", "Subject", "next_port"]

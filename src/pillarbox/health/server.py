@@ -27,6 +27,12 @@ def address_of(listen: str) -> tuple[str, int]:
     return found["six"] or found["host"] or "", int(found["port"])
 
 
+def next_port(listen: str, step: int) -> str:
+    """The address with a port that is higher by this number. Port 0 stays: it is any free one. Raises ConfigError."""
+    _, port = address_of(listen)
+    return f"{listen.rpartition(':')[0]}:{port + step}" if port else listen
+
+
 class HealthServer:
     """Serves ``/livez``, ``/readyz`` and ``/metrics`` on one address. listen: ``HOST:PORT``; port 0: any free one.
 
