@@ -62,6 +62,11 @@ async def test_dead_letters_of_a_consumer_are_replayed_and_discarded(pillarbox: 
     assert replayed.out.startswith("replayed 1 dead letter\nconsumer 'cards' applies them again as soon as it runs")
     waiting = [row["replay_at"] is not None for row in pillarbox("dead", "list", *CARDS, "--json").json]
     assert waiting == [True, False, False]
+    assert pillarbox("dead", "replay", "--consumer", "card", "--all").out == (
+        "replayed 0 dead letters; consumers have some: cards (3), see `pillarbox dead list --consumer NAME`\n"
+    )
+    assert "consumers have some: cards (3)" in pillarbox("dead", "list", "--consumer", "card").out
+    assert "consumers" not in pillarbox("dead", "list", *CARDS, "--type", "none").out
     (replay,) = await store.take_replays("cards", "ann", 10, 60)
     assert await store.finish_replay("cards", replay)
     assert pillarbox("dead", "discard", *CARDS, str(two.id), "--yes", "--json").json == {"discarded": 1}
@@ -99,5 +104,6 @@ async def test_the_status_of_consumers(pillarbox: Command, store: Store) -> None
         assert "cards: bob gets no more messages of orders/3: deleted\n" in out
         assert "mail: 2 dead letters, see `pillarbox dead list --consumer mail`" in out
         assert "search: no process is live; joe was seen " in out
+        assert "mail: no process runs\n" in out
     failed = pillarbox("status", "--fail-if-dead")
     assert (failed.code, failed.err) == (1, "pillarbox: consumer 'mail' has 2 dead letters\n")

@@ -61,6 +61,8 @@ async def test_the_counters_are_what_a_consumer_did(sqlite: SqlOutbox) -> None:
     ) as consumer:
         await topic.wait_settled("cards", timeout=WAIT)
         await until(lambda: sample(observer, "consumer_lanes", consumer="cards") == 2)
+        topic.fail("cards", 0, "its messages were deleted")
+        await until(lambda: sample(observer, "consumer_failed_lanes", consumer="cards") == 1)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{consumer.port}") as client:
             ready = await client.get("/readyz")
             body = {"ready": True, "waits_for": [], "circuits": {"cards": "closed"}}

@@ -1,7 +1,9 @@
 """A consumer with a store: dead letters, replays, reports, and effects that happen once."""
 
 import asyncio
+import logging
 import os
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +18,7 @@ from pillarbox import Consumer, Event, Fixed, Handlers, Inbox, Reject
 from pillarbox.conformance.events import make_event
 from pillarbox.consumer.unreadable import UNREADABLE_TYPE
 from pillarbox.errors import ConfigError, StoreError
+from pillarbox.publisher import rejected
 from pillarbox.publishers.memory import MemoryPublisher
 from pillarbox.sources.memory import MemorySource, MemoryTopic
 from pillarbox.store import Ref, Store
@@ -165,6 +168,43 @@ async def test_effects_on_postgres_happen_once_and_in_order(postgres: Postgres) 
     await pool.execute(f"DROP TABLE {table}")
     await pool.close()
     in_order(rows, KEYS, 10)
+
+
+def granted_to_consumers() -> list[tuple[str, str]]:
+    """Rights and tables, as the documentation tells them for PostgreSQL."""
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    (cell,) = re.findall(r"^\| consumer with a store \| (.+?) \|", page, re.MULTILINE)
+    pairs = [part.partition(" on ")[::2] for part in cell.replace("`", "").split("; ")]
+    return [(rights, tables.replace("outbox", PREFIX)) for rights, tables in pairs]
+
+
+@pytest.mark.asyncio
+async def test_the_documented_rights_are_enough(postgres: Postgres, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pillarbox")
+    owner = PostgresStore(postgres.url, prefix=PREFIX)
+    await owner.migrate()
+    role, topic, to = f"{PREFIX}_role", MemoryTopic(), MemoryPublisher()
+    connection = await asyncpg.connect(postgres.url)
+    await connection.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        for rights, tables in granted_to_consumers():
+            await connection.execute(f"GRANT {rights} ON {tables} TO {role}")
+        store = PostgresStore(postgres.url.replace("postgres@", f"{role}@"), prefix=PREFIX)
+        dead = make_event()
+        to.fail_next(rejected("no"), key=dead.key)
+        topic.send(dead)
+        async with consumer(topic, to, store, prune_every=0.05, keep_inbox=0.001):
+            await topic.wait_settled("cards", timeout=WAIT)
+            await owner.open()
+            assert await owner.replay([Ref(dead.id, "default", "cards")], "olga") == 1
+            await eventually(lambda: owner.dead_count("cards"), lambda count: count == 0)
+            await until(lambda: any(getattr(each, "action", "") == "pruned" for each in caplog.records))
+        await owner.close()
+    finally:
+        await connection.execute(f"DROP OWNED BY {role}")
+        await connection.execute(f"DROP ROLE {role}")
+        await connection.close()
+    assert not [each.getMessage() for each in caplog.records if getattr(each, "action", "").endswith("_failed")]
 
 
 @pytest.mark.asyncio

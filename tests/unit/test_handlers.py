@@ -202,7 +202,7 @@ class TestCalling:
         event = make_event(type="b")
         assert await handlers.publish(Batch.of([event])) == [PUBLISHED]
         await handlers.close()
-        assert "no handler for event type 'b': its events are skipped, 1 so far" in caplog.text
+        assert "no handler for event type 'b' in stream 'mail': its events are skipped, 1 so far" in caplog.text
 
     @pytest.mark.asyncio
     async def test_the_counts_of_types_without_a_handler_are_bounded(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -214,7 +214,7 @@ class TestCalling:
         for types in (["0"], [f"x{number}" for number in range(2000)], ["0"]):
             await handlers.publish(Batch.of([make_event(type=type) for type in types]))
         await handlers.close()
-        assert caplog.text.count("event type '0': its events are skipped, 1 so far") == 2
+        assert caplog.text.count("event type '0' in stream 'mail': its events are skipped, 1 so far") == 2
 
     @pytest.mark.asyncio
     @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def print_consumers(rows: Sequence[ConsumerRow]) -> None:
             record["lanes"] = f"{row.lanes} ({row.paused_lanes} paused)"
             marks[number, "lanes"] = False
         if not row.live_workers:
-            record["workers"] = "0 (not seen)"
+            if row.workers:
+                record["workers"] = "0 (not seen)"
             marks[number, "workers"] = True
         if row.dead:
             marks[number, "dead"] = True
@@ -72,7 +73,7 @@ def _details(row: ConsumerRow) -> list[str]:
     elif row.workers:
         lines = [f"{name}: no process is live; {row.workers[0].worker} was seen {_ago(row)} ago"]
     else:
-        lines = [f"{name}: no process was seen within a day"]
+        lines = [f"{name}: no process runs"]
     lines += [
         f"{name}: {worker.worker} gets no more messages of {each}"
         for worker in row.workers

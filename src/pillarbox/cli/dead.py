@@ -14,7 +14,7 @@ from pillarbox.cli.parser import command, commands
 from pillarbox.cli.session import event_id, open_store, operator, run
 from pillarbox.cli.settings import Settings
 from pillarbox.errors import ConfigError
-from pillarbox.store import Filter
+from pillarbox.store import Filter, Store
 
 _DONE: Final = {"replay": "replayed", "discard": "discarded"}
 _COLUMNS: Final = (
@@ -71,11 +71,18 @@ async def list_dead(chosen: Any) -> int:
     where, limit = filter_of(chosen), limit_of(chosen)
     async with open_store(Settings.of(chosen)) as store:
         found = await store.find_dead(where, limit)
-        others = {} if found or where.consumer else await store.dead_consumers()
-    names = ", ".join(f"{name} ({count:,})" for name, count in sorted(others.items()))
-    hint = f"; consumers have some: {names}, see `pillarbox dead list --consumer NAME`" if names else ""
-    print_list(found, chosen, _columns(where), _NOTHING + hint)
+        nothing = _NOTHING if found else _NOTHING + await _of_others(store, where)
+    print_list(found, chosen, _columns(where), nothing)
     return 0
+
+
+async def _of_others(store: Store, where: Filter) -> str:
+    """Where dead letters are, if those of this consumer, or of the relays, are none."""
+    others = await store.dead_consumers()
+    if where.consumer in others:
+        return ""
+    names = ", ".join(f"{name} ({count:,})" for name, count in sorted(others.items()))
+    return f"; consumers have some: {names}, see `pillarbox dead list --consumer NAME`" if names else ""
 
 
 async def show_dead(chosen: Any) -> int:
@@ -127,10 +134,11 @@ async def _act(chosen: Any, where: Filter, settings: Settings, by: str) -> int:
     async with open_store(settings) as store:
         with Progress("replaying" if chosen.action == "replay" else "discarding") as progress:
             changed, missing = await change(store, where, by, progress)
+        others = "" if changed or not where.consumer else await _of_others(store, where)
     if chosen.json:
         output.print_json({_DONE[chosen.action]: changed})
     else:
-        print(f"{_DONE[chosen.action]} {output.count(changed, 'dead letter')}")
+        print(f"{_DONE[chosen.action]} {output.count(changed, 'dead letter')}{others}")
         if changed and chosen.action == "replay" and where.consumer:
             print(f"consumer {where.consumer!r} applies them again as soon as it runs; see `pillarbox consumers`")
     return _missing(missing, where)

@@ -98,6 +98,7 @@ CONSUMER_INFLIGHT: Final = _of_consumer("consumer_inflight", "Events that this p
 CONSUMER_CIRCUIT: Final = _of_consumer("consumer_circuit_open", "1 while this process waits for the destination")
 CONSUMER_LANES: Final = _of_consumer("consumer_lanes", "Lanes that this process reads: on Kafka partitions")
 CONSUMER_PAUSED: Final = _of_consumer("consumer_paused_lanes", "Lanes that are paused, because their window is full")
+CONSUMER_FAILED: Final = _of_consumer("consumer_failed_lanes", "Lanes that bring no more until somebody acts")
 CONSUMER_KEYS: Final = _of_consumer("consumer_keys_held", "Keys that wait behind a failed event")
 CONSUMER_LAG: Final = _of_consumer("consumer_lag_events", "Messages of these lanes that are not settled")
 CONSUMER_LAG_SECONDS: Final = _of_consumer("consumer_lag_seconds", "Age of the oldest message that is not settled")
@@ -114,7 +115,7 @@ CONSUME_DURATION: Final = _histogram(
 METRICS: Final = (
     *(NEW, DONE, FAILED, DIED, REFUSED, TAKEOVERS, RESCUED, DUPLICATES, INBOX, REQUESTS, CONSUMED, BURIED),
     *(INFLIGHT, CIRCUIT_OPEN, BACKLOG, EVENTS, DEAD, LAG, KEYS_HELD, PAUSED, WORKERS, SAMPLE_AGE),
-    *(CONSUMER_INFLIGHT, CONSUMER_CIRCUIT, CONSUMER_LANES, CONSUMER_PAUSED, CONSUMER_KEYS),
+    *(CONSUMER_INFLIGHT, CONSUMER_CIRCUIT, CONSUMER_LANES, CONSUMER_PAUSED, CONSUMER_FAILED, CONSUMER_KEYS),
     *(CONSUMER_LAG, CONSUMER_LAG_SECONDS),
     *(LATENCY, PUBLISH_DURATION, SETTLE_DURATION, CONSUME_DURATION),
 )

@@ -240,6 +240,7 @@ class Tally(Observer):
         told = {
             metrics.CONSUMER_LANES: report.lanes,
             metrics.CONSUMER_PAUSED: report.paused_lanes,
+            metrics.CONSUMER_FAILED: len(report.failed_lanes.splitlines()),
             metrics.CONSUMER_KEYS: report.held_keys,
             metrics.CONSUMER_LAG: report.lag_events,
             metrics.CONSUMER_LAG_SECONDS: report.lag_seconds,

@@ -85,6 +85,7 @@ class Handlers(Publisher):
         self._given_unknown = unknown
         self._unknown: Unknown = "wait" if unknown == "default" else unknown
         self._skipped: Counter[str] = Counter()
+        self._serves = ("stream", "")  # or a consumer, and its name
         self._reminder = Reminder()
         self._given_concurrency = concurrency
         self._concurrency = concurrency or _DEFAULT_CONCURRENCY
@@ -174,6 +175,7 @@ class Handlers(Publisher):
             max_hung=self._max_hung,
         )
         other._handlers = self._handlers
+        other._serves = ("consumer" if needs.unhandled == "skip" else "stream", needs.stream)
         return other
 
     @property
@@ -292,7 +294,8 @@ class Handlers(Publisher):
     def _without_handler(self, event: Event) -> Outcome:
         problem = f"no handler for event type {event.type!r}"
         remedy = f'register one with @handlers.on("{event.type}"), or one for all other types with @handlers.on("*")'
-        extra = {"action": "no_handler", "stream": event.stream, "type": event.type}
+        kind, name = self._serves[0], self._serves[1] or event.stream
+        extra = {"action": "no_handler", kind: name, "type": event.type}
         if self._unknown == "reject":
             return rejected(f"{problem}; {remedy}")
         if self._unknown == "skip":
@@ -300,12 +303,11 @@ class Handlers(Publisher):
                 self._skipped.clear()
             self._skipped[event.type] += 1
             if self._reminder.is_due(event.type):
-                logger.info("%s: its events are skipped, %d so far", problem, self._skipped[event.type], extra=extra)
+                count = self._skipped[event.type]
+                logger.info("%s in %s '%s': its events are skipped, %d so far", problem, kind, name, count, extra=extra)
             return SKIPPED
         if self._reminder.is_due(event.type):
-            logger.warning(
-                "%s in stream '%s': its events wait, uncharged; %s", problem, event.stream, remedy, extra=extra
-            )
+            logger.warning("%s in %s '%s': its events wait, uncharged; %s", problem, kind, name, remedy, extra=extra)
         return retry(f"{problem}; {remedy}", charged=False, after_seconds=_UNKNOWN_SECONDS)
 
     async def _run(self, session: Session, cursor: Cursor | OneCall, handler: Handler) -> Handler | None:

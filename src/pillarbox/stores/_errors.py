@@ -1,6 +1,5 @@
 """The errors of an event, as stores keep them."""
 
-
 from pillarbox.limits import MOST_ATTEMPTS as MOST_ATTEMPTS
 from pillarbox.store import CRASHES_ALONE
 from pillarbox.store.records import error_entry as error_entry

@@ -42,8 +42,8 @@ class Partition:
         self._settle_end()
 
     def _settle_end(self) -> None:
-        # Behind the last message there can be markers of transactions, and messages that were never committed. An offset
-        # in front of them would be one that is missing when retention deletes them.
+        # Behind the last message there can be markers of transactions, and messages that were never committed. If
+        # retention deleted them, an offset in front of them would be missing.
         begin = self.settled or 0
         if begin >= (self.delivered or 0) and self.end > begin:
             self.settled = self.end

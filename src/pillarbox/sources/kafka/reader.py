@@ -187,7 +187,9 @@ class Reader:
         for place, committed in starts:
             key = (place.topic, place.partition)
             known = place.offset if place.offset >= 0 else None
-            partition = Partition(Lane(f"{key[0]}/{key[1]}"), *key, settled=known, committed=committed, read_in=self._reads)
+            partition = Partition(
+                Lane(f"{key[0]}/{key[1]}"), *key, settled=known, committed=committed, read_in=self._reads
+            )
             self._partitions[key] = self._by_lane[partition.lane] = partition
             lanes.append(partition.lane)
         # Before the first message of these lanes.
