@@ -38,7 +38,7 @@ class TestRabbitMQ(PublisherContract):
                 (got := await channel.basic_get(self.queue, no_ack=True)).delivery, aiormq.spec.Basic.GetOk
             ):
                 headers = got.header.properties.headers or {}
-                self.seen.append(Delivery(str(headers["event_id"]), None, got.body))
+                self.seen.append(Delivery(str(headers["event_id"]), headers.get("event_key"), got.body))
         return self.seen
 
     def rejecting_event(self, key: str | None) -> Event:
