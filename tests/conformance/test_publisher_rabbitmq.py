@@ -38,7 +38,8 @@ class TestRabbitMQ(PublisherContract):
                 (got := await channel.basic_get(self.queue, no_ack=True)).delivery, aiormq.spec.Basic.GetOk
             ):
                 headers = got.header.properties.headers or {}
-                self.seen.append(Delivery(str(headers["event_id"]), None, got.body))
+                key = str(headers["event_key"]) if "event_key" in headers else None
+                self.seen.append(Delivery(str(headers["event_id"]), key, got.body))
         return self.seen
 
     def rejecting_event(self, key: str | None) -> Event:

@@ -305,6 +305,30 @@ async def test_a_topic_that_enforces_a_schema_is_named(cluster: Cluster, opened:
     assert down.is_outage
 
 
+async def test_a_topic_that_its_broker_refuses_hides_no_other(cluster: Cluster, opened: Opened) -> None:
+    # Given a namespace that wants encrypted messages, for which the client has no name of its own
+    namespace = cluster.namespace()
+    bad, good = f"{namespace}/{cluster.topic(namespace=namespace)}", cluster.topic()
+    cluster.admin("POST", f"namespaces/{namespace}/encryptionRequired", True)
+    publisher = await opened(cluster, producers=1, stuck="1s")
+    # Then a call for it alone ends, and it holds up nothing else
+    (waiting,) = await publisher.publish(Batch.of([an_event(0, topic=bad)]))
+    assert is_waiting(waiting)
+    assert "is not served now" in str(waiting.error)
+    for number in range(2):
+        publisher = await opened(cluster, producers=1, stuck="1s")
+        waiting, fine = await publisher.publish(Batch.of([an_event(0, topic=bad), an_event(number, topic=good)]))
+        assert is_waiting(waiting)
+        assert fine == PUBLISHED
+    assert len(cluster.read(good)) == 2
+    # And for a default topic it is an outage
+    default = await opened(cluster, topic=bad, stuck="1s")
+    down, fine = await default.publish(Batch.of([an_event(0), an_event(1, topic=f"public/default/{good}")]))
+    assert (down.is_outage or is_waiting(down), fine) == (True, PUBLISHED)
+    (down,) = await default.publish(Batch.of([an_event(0)]))
+    assert down.is_outage or is_waiting(down)
+
+
 async def test_long_headers_do_not_make_a_batch_too_large(cluster: Cluster, opened: Opened) -> None:
     publisher = await opened(cluster, topic=cluster.topic())
     batch = events(600, key="k", headers={"long": "x" * 20_000})

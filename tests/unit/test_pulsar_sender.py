@@ -13,7 +13,8 @@ from pillarbox.publishers._waves import Call
 from pillarbox.publishers.pulsar.hashing import java_hash
 from pillarbox.publishers.pulsar.outcomes import WAIT_SECONDS, Outcomes
 from pillarbox.publishers.pulsar.routes import Partitions, Route, Settings
-from pillarbox.publishers.pulsar.sender import Ending, Sender, Target, Wave, logger
+from pillarbox.publishers.pulsar.sender import Ending, Sender, Target, logger
+from pillarbox.publishers.pulsar.wave import Wave
 from pillarbox.pulsar.settings import Login, Namespace
 
 

@@ -29,12 +29,20 @@ _ADDRESS_ERRORS: Final = {
 }
 # Nothing can change these.
 _FINAL_ERRORS: Final = frozenset({"InvalidTopicName", "TopicTerminated"})
+_UNREACHED: Final = frozenset({
+    "ConnectError", "Timeout", "ReadError", "NotConnected", "AlreadyClosed", "Interrupted", "LookupError",
+})  # fmt: skip
 # The client lost its connection while the event was on its way, or cannot keep more.
 _BLAMELESS: Final = frozenset({
     "AlreadyClosed", "ChecksumError", "ConnectError", "NotConnected", "Timeout", "ReadError", "Interrupted",
     "ServiceUnitNotReady", "LookupError", "TooManyLookupRequestException", "ProducerNotInitialized",
     "BrokerMetadataError", "BrokerPersistenceError", "MemoryBufferIsFull", "ProducerQueueIsFull",
 })  # fmt: skip
+
+
+def is_unreached(name: str) -> bool:
+    """Whether this error in place of a topic's producers says that no broker answered."""
+    return name in _UNREACHED
 
 
 def name_of(error: BaseException) -> str:
@@ -94,12 +102,14 @@ class Outcomes:
     def no_access(self, name: str) -> Outcome:
         return outage(f"{self._destination} refuses this client ({name}); correct its credentials")
 
-    def away(self, topic: str, name: str) -> Outcome:
-        return retry(
-            f"topic {topic!r} on {self._destination} is not served now ({name}), though others are; tried again later",
-            charged=False,
-            after_seconds=WAIT_SECONDS,
-        )
+    def away(self, topic: str, name: str, *, others: bool) -> Outcome:
+        """others: other topics are served."""
+        though = ", though others are" if others else ""
+        sentence = f"topic {topic!r} on {self._destination} is not served now ({name}){though}; tried again later"
+        return retry(sentence, charged=False, after_seconds=WAIT_SECONDS)
+
+    def default_away(self, topic: str, name: str) -> Outcome:
+        return outage(f"topic {topic!r} on {self._destination} is not served now ({name}); its broker's log says why")
 
     def stuck(self, topic: str, seconds: float, *, others: bool) -> Outcome:
         if others:

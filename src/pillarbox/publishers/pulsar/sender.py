@@ -3,11 +3,10 @@
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pulsar
 
@@ -16,8 +15,9 @@ from pillarbox.event import Event
 from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, Result
 from pillarbox.publishers._link import Link
 from pillarbox.publishers._waves import Call, Runs
-from pillarbox.publishers.pulsar.outcomes import ACCESS_ERRORS, WAIT_SECONDS, Outcomes, is_ok, name_of
+from pillarbox.publishers.pulsar.outcomes import ACCESS_ERRORS, WAIT_SECONDS, Outcomes, is_ok, is_unreached, name_of
 from pillarbox.publishers.pulsar.routes import Connection, Partitions, Route, Settings
+from pillarbox.publishers.pulsar.wave import Vain, Wave
 from pillarbox.pulsar.settings import Namespace
 
 logger = logging.getLogger("pillarbox.publishers.pulsar")
@@ -34,8 +34,6 @@ _HEADERS_SHARE: Final = 1280
 # A larger message is sent alone: the client then says at once whether the broker takes it. In batches of one key it
 # ends the process when one of several batches is too big.
 _LARGE_BYTES: Final = 65_536
-# A new connection once after an outage is usual.
-_TIMES_IN_VAIN: Final = 2
 
 
 class AwayError(Exception):
@@ -63,63 +61,6 @@ class Target(NamedTuple):
     topic: str
     route: Route | None
     refusal: Outcome | None = None
-
-
-class Vain:
-    """Partitions on which nothing was confirmed, though each time a new connection could be made.
-
-    When a broker refuses a message for a reason that the client does not know, the client connects again and sends the
-    message again, without an end, and tells nobody.
-    """
-
-    def __init__(self) -> None:
-        self._times: Counter[tuple[str, int]] = Counter()
-
-    def note(self, silent: Collection[tuple[str, int]], confirmed: Collection[tuple[str, int]]) -> None:
-        """After a wave: where something was confirmed, and where nothing was."""
-        for each in confirmed:
-            self._times.pop(each, None)
-        self._times.update({*silent}.difference(confirmed))
-
-    def refuses(self, partition: tuple[str, int]) -> bool:
-        return self._times[partition] >= _TIMES_IN_VAIN
-
-
-class Wave:
-    """The messages that were sent together, and their answers, which the client's thread writes."""
-
-    def __init__(self, size: int) -> None:
-        self.sent: list[int] = []
-        self.answers: list[Any] = [None] * size
-        self.refusal = "", ""  # a topic that takes nothing any more, and the client's name for the reason
-        self._arrivals = count(1)
-        self._expected = 0
-        self._is_complete = threading.Event()
-
-    def reporter(self, index: int) -> Callable[[Any, Any], None]:
-        answers, arrivals, is_complete = self.answers, self._arrivals, self._is_complete
-
-        # An exception in here would stop the client for ever. `next` makes the count safe between threads.
-        def report(result: Any, _message_id: Any) -> None:
-            answers[index] = result
-            if next(arrivals) == self._expected:
-                is_complete.set()
-
-        return report
-
-    def expect_answers(self) -> None:
-        """Nothing more is sent."""
-        self._expected = len(self.sent)
-        # An answer that came before is counted here; one that comes now sets the event itself.
-        if self.answered() == self._expected:
-            self._is_complete.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether every message has its answer."""
-        return self._is_complete.wait(seconds)
-
-    def answered(self) -> int:
-        return sum(self.answers[index] is not None for index in self.sent)
 
 
 class Sender:
@@ -153,7 +94,12 @@ class Sender:
     def connect(self) -> Outcome | None:
         """Connect to the default topic now, not with the first event; returns why it cannot be written, if so. Raises
         AwayError and NoAccessError."""
-        return self._target("").refusal
+        try:
+            return self._target("").refusal
+        except AwayError as error:
+            if is_unreached(str(error)):
+                raise
+            return self._outcomes.default_away(self._full_name(""), str(error))
 
     def close(self) -> None:
         self._connection.drop()
@@ -186,30 +132,47 @@ class Sender:
 
     def _targets(self, events: Sequence[Event]) -> dict[str, Target]:
         """The targets by the events' ``topic``; empty when stopped before the cluster answered."""
-        names = {event.topic for event in events}
+        names = deque(sorted({event.topic for event in events}))
         found: dict[str, Target] = {}
         silent_since = time.monotonic()
         while not self.stop.is_set():
             away: dict[str, str] = {}
-            for name in sorted(names - found.keys()):
+            is_lost = False
+            for name in names:
+                if name in found:
+                    continue
                 try:
                     found[name] = self._target(name)
                 except NoAccessError as error:
                     found[name] = Target(self._full_name(name), None, self._outcomes.no_access(str(error)))
                 except AwayError as error:
                     away[name] = str(error)
-                    if not any(target.route for target in found.values()):
+                    is_lost = is_lost or is_unreached(str(error))
+                    if is_lost and not any(target.route for target in found.values()):
                         break  # most likely nothing answers: do not ask about each topic
             if not away:
                 return found
-            if any(target.route for target in found.values()):
-                for name, reason in away.items():
-                    found[name] = self._put_aside(name, self._outcomes.away(self._full_name(name), reason))
-                continue
-            if (seconds := time.monotonic() - silent_since) >= QUIET_SECONDS:
-                self._link.silent(seconds, next(iter(away.values())))
-            self.stop.wait(TICK_SECONDS)
+            seconds = time.monotonic() - silent_since
+            others = any(target.route for target in found.values())
+            for name, reason in away.items():
+                if others or (not is_unreached(reason) and seconds >= min(QUIET_SECONDS, self._stuck_seconds)):
+                    found[name] = self._aside(name, reason, others=others)
+            if is_lost:
+                # The connection was dropped, and the producers of the others with it.
+                found = {name: target for name, target in found.items() if target.route is None}
+            if not others:
+                if seconds >= QUIET_SECONDS:
+                    self._link.silent(seconds, next(iter(away.values())))
+                self.stop.wait(TICK_SECONDS)
+                names.rotate(-1)  # so that a topic that never answers does not hide the others
         return {}
+
+    def _aside(self, name: str, reason: str, *, others: bool) -> Target:
+        """The target of a topic that cannot be used for now. others: another topic can."""
+        topic = self._full_name(name)
+        if name or others:
+            return self._put_aside(name, self._outcomes.away(topic, reason, others=others))
+        return Target(topic, None, self._outcomes.default_away(topic, reason))
 
     def _full_name(self, name: str) -> str:
         return self._namespace.topic(name or self._default_topic)
@@ -231,7 +194,8 @@ class Sender:
                 self._connection.drop()
                 raise NoAccessError(problem) from error
             if not self._outcomes.is_of_address(problem):
-                self._connection.drop()
+                if is_unreached(problem):
+                    self._connection.drop()
                 raise AwayError(problem) from error
             refusal = self._outcomes.address(problem, topic, own=bool(name))
             return self._put_aside(name, refusal) if name else Target(topic, None, refusal)
