@@ -221,8 +221,8 @@ async def test_a_quota_costs_no_event_an_attempt(
         # When the quota is used up, then events wait
         await eventually(is_refused, seconds=60)
         assert (await counts(store)).keys() <= {Status.PUBLISHED, Status.PENDING}
-        # And go on when somebody has made room
-        cluster.admin("DELETE", f"persistent/{topic}/subscription/slow?force=true")
+        # And go on when somebody has raised it
+        cluster.admin("POST", f"namespaces/{namespace}/backlogQuota", {"limitSize": 100_000_000, "policy": policy})
         await settled(store, {Status.PUBLISHED: sent}, seconds=60)
     assert await attempts(store) == [1] * sent
     found = dict.fromkeys(record.value for record in cluster.read(f"persistent://{topic}"))

@@ -8,7 +8,7 @@ import pytest
 
 from pillarbox.conformance.events import make_event
 from pillarbox.conformance.probes import probe_of
-from pillarbox.errors import ConfigError, StoreDown
+from pillarbox.errors import ConfigError, Outage, StoreDown
 from pillarbox.event import Event, Status
 from pillarbox.maintenance.check import Check
 from pillarbox.maintenance.prune import Prune, Pruned
@@ -189,13 +189,19 @@ async def test_watch_warns_once_of_a_stream_that_nobody_serves(
 async def test_a_relay_warns_of_a_stream_that_nobody_serves(
     outbox: Outbox, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await store.add(numbered("k", 1, stream="oders"))
+    await store.add([*numbered("k", 1, stream="oders"), *numbered("k", 1)])
 
-    async def told() -> bool:
-        return any(getattr(record, "action", None) == "unserved" for record in caplog.records)
+    async def told() -> list[str]:
+        return [record.__dict__["stream"] for record in caplog.records if record.__dict__.get("action") == "unserved"]
 
-    async with relay(outbox(), stream(MemoryPublisher()), watch_every=0.05):
+    class Away(MemoryPublisher):
+        async def open(self) -> None:
+            raise Outage("nobody answers")
+
+    # Its own stream waits for its destination, as another line says.
+    async with relay(outbox(), stream(Away()), watch_every=0.05):
         await eventually(told)
+    assert await told() == ["oders"]
 
 
 async def test_a_service_that_fails_is_tried_again(

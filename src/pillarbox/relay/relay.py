@@ -112,7 +112,8 @@ class Relay:
             every=self._prune_seconds,
             logger=self._logger,
         )
-        watch = Watch(self.store, every=self._watch_seconds, logger=self._logger)
+        own = {job.stream.name for job in self._jobs}
+        watch = Watch(self.store, own=own, every=self._watch_seconds, logger=self._logger)
         samples = [Sample(self.store, self._observers, logger=self._logger)] if self._observers.wants("sampled") else []
         rescues = [self._rescue(job.stream) for job in self._jobs if job.stream.mode is Mode.QUEUE]
         reconciles = [

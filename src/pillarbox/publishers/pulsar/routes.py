@@ -109,12 +109,13 @@ class Connection:
         self._partitions = partitions
         self._client: Any = None
         self._routes: dict[str, Route] = {}
+        self.answered_at = 0.0  # when a broker last told the partitions of a topic
 
     def route(self, topic: str) -> Route:
         """The producers of a topic. Raises what the client raises."""
         if self._client is None:
             self._client = new_client(self._settings.login, self._settings.timeout_seconds)
-        names = self._partitions.get(topic, self._client.get_topic_partitions)
+        names = self._partitions.get(topic, self._ask_partitions)
         route = self._routes.get(topic)
         if route is None or len(route.producers) != len(names):
             made = route.producers if route is not None else []
@@ -123,6 +124,11 @@ class Connection:
                 producers, HASHES[self._settings.hash], lambda partition: self._producer(names[partition], batching="")
             )
         return route
+
+    def _ask_partitions(self, topic: str) -> Sequence[str]:
+        found: Sequence[str] = self._client.get_topic_partitions(topic)
+        self.answered_at = time.monotonic()
+        return found
 
     def _producer(self, partition: str, batching: str | None = None) -> Any:
         settings = self._settings

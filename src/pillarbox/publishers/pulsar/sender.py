@@ -31,13 +31,21 @@ GRACE_SECONDS: Final = 1.0
 FRAME_BYTES: Final = 1024
 # A batch has up to 1000 messages, and its headers do not count for the client's limit of a batch.
 _HEADERS_SHARE: Final = 1280
+# Questions about a topic that is not served take at most a tenth of the time.
+_LONG_QUESTIONS: Final = 10
 # A larger message is sent alone: the client then says at once whether the broker takes it. In batches of one key it
 # ends the process when one of several batches is too big.
 _LARGE_BYTES: Final = 65_536
 
 
 class AwayError(Exception):
-    """The topic cannot be asked about or connected to now."""
+    """The topic cannot be asked about or connected to now. is_answered: a broker answers, but does not serve it.
+    seconds: how long the question took."""
+
+    def __init__(self, problem: str, *, is_answered: bool, seconds: float) -> None:
+        super().__init__(problem)
+        self.is_answered = is_answered
+        self.seconds = seconds
 
 
 class NoAccessError(Exception):
@@ -97,7 +105,7 @@ class Sender:
         try:
             return self._target("").refusal
         except AwayError as error:
-            if is_unreached(str(error)):
+            if not error.is_answered:
                 raise
             return self._outcomes.default_away(self._full_name(""), str(error))
 
@@ -136,7 +144,7 @@ class Sender:
         found: dict[str, Target] = {}
         silent_since = time.monotonic()
         while not self.stop.is_set():
-            away: dict[str, str] = {}
+            away: dict[str, AwayError] = {}
             is_lost = False
             for name in names:
                 if name in found:
@@ -146,8 +154,8 @@ class Sender:
                 except NoAccessError as error:
                     found[name] = Target(self._full_name(name), None, self._outcomes.no_access(str(error)))
                 except AwayError as error:
-                    away[name] = str(error)
-                    is_lost = is_lost or is_unreached(str(error))
+                    away[name] = error
+                    is_lost = is_lost or not error.is_answered
                     if is_lost and not any(target.route for target in found.values()):
                         break  # most likely nothing answers: do not ask about each topic
             if not away:
@@ -155,24 +163,26 @@ class Sender:
             seconds = time.monotonic() - silent_since
             others = any(target.route for target in found.values())
             for name, reason in away.items():
-                if others or (not is_unreached(reason) and seconds >= min(QUIET_SECONDS, self._stuck_seconds)):
+                if others or (reason.is_answered and seconds >= min(QUIET_SECONDS, self._stuck_seconds)):
                     found[name] = self._aside(name, reason, others=others)
             if is_lost:
                 # The connection was dropped, and the producers of the others with it.
                 found = {name: target for name, target in found.items() if target.route is None}
             if not others:
                 if seconds >= QUIET_SECONDS:
-                    self._link.silent(seconds, next(iter(away.values())))
+                    self._link.silent(seconds, str(next(iter(away.values()))))
                 self.stop.wait(TICK_SECONDS)
                 names.rotate(-1)  # so that a topic that never answers does not hide the others
         return {}
 
-    def _aside(self, name: str, reason: str, *, others: bool) -> Target:
+    def _aside(self, name: str, reason: AwayError, *, others: bool) -> Target:
         """The target of a topic that cannot be used for now. others: another topic can."""
         topic = self._full_name(name)
         if name or others:
-            return self._put_aside(name, self._outcomes.away(topic, reason, others=others))
-        return Target(topic, None, self._outcomes.default_away(topic, reason))
+            refusal = self._outcomes.away(topic, str(reason), others=others)
+            # The others wait for each question about it.
+            return self._put_aside(name, refusal, max(WAIT_SECONDS, _LONG_QUESTIONS * reason.seconds))
+        return Target(topic, None, self._outcomes.default_away(topic, str(reason)))
 
     def _full_name(self, name: str) -> str:
         return self._namespace.topic(name or self._default_topic)
@@ -184,7 +194,7 @@ class Sender:
             return target
         if not (name or self._default_topic):
             return self._put_aside(name, self._outcomes.no_topic())
-        topic = self._full_name(name)
+        topic, begun = self._full_name(name), time.monotonic()
         try:
             return Target(topic, self._connection.route(topic))
         except pulsar.PulsarException as error:
@@ -194,17 +204,19 @@ class Sender:
                 self._connection.drop()
                 raise NoAccessError(problem) from error
             if not self._outcomes.is_of_address(problem):
-                if is_unreached(problem):
+                # The client itself waits for the end of what it takes for passing, and then says Timeout.
+                is_answered = self._connection.answered_at >= begun or not is_unreached(problem)
+                if not is_answered:
                     self._connection.drop()
-                raise AwayError(problem) from error
+                raise AwayError(problem, is_answered=is_answered, seconds=time.monotonic() - begun) from error
             refusal = self._outcomes.address(problem, topic, own=bool(name))
             return self._put_aside(name, refusal) if name else Target(topic, None, refusal)
 
-    def _put_aside(self, name: str, refusal: Outcome) -> Target:
+    def _put_aside(self, name: str, refusal: Outcome, seconds: float = WAIT_SECONDS) -> Target:
         if refusal.result is Result.RETRY:
             self._link.waits(name, refusal.error or "")
         target = Target(self._full_name(name) if name else "", None, refusal)
-        self._problems[name] = time.monotonic() + WAIT_SECONDS, target
+        self._problems[name] = time.monotonic() + seconds, target
         return target
 
     def _send(self, call: Call, targets: Mapping[str, Target], todo: Sequence[int]) -> tuple[Wave, list[int]]:
