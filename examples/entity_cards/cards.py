@@ -99,7 +99,7 @@ class Cards:
 
 
 def make_topics(kafka: str) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.removeprefix("kafka://")})
+    admin = AdminClient({"bootstrap.servers": kafka.removeprefix("kafka://"), "log_level": 3})
     known = admin.list_topics(timeout=30).topics
     missing = [NewTopic(name, num_partitions=4) for name in (TOPIC, DEAD_TOPIC) if name not in known]
     for made in admin.create_topics(missing).values() if missing else ():

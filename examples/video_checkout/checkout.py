@@ -90,7 +90,7 @@ def relays(count: int, store: str, kafka: str) -> Iterator[None]:
 
 
 def make_topic(kafka: str) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.removeprefix("kafka://")})
+    admin = AdminClient({"bootstrap.servers": kafka.removeprefix("kafka://"), "log_level": 3})
     if TOPIC not in admin.list_topics(timeout=30).topics:
         admin.create_topics([NewTopic(TOPIC, num_partitions=4)])[TOPIC].result()
 

@@ -143,6 +143,20 @@ async def test_a_topic_that_does_not_exist_is_one_clear_error(cluster: Cluster) 
         await opened(cluster.source(f"{cluster.topic()},nowhere"))
 
 
+@BOTH
+@pytest.mark.asyncio
+async def test_a_topic_that_is_deleted_ends_its_source(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    monkeypatch.setattr(reader, "CHECK_SECONDS", 0.1)
+    topics = sorted([cluster.topic(), cluster.topic()])
+    told = await opened(cluster.source(",".join(topics), properties={"group.protocol": protocol}), f"g-{topics[0]}")
+    await told.read_until(lambda: len(told.lanes) == 2, "two lanes")
+    cluster.admin.delete_topics(topics[:1])[topics[0]].result()
+    with pytest.raises(ConfigError, match=f"topic '{topics[0]}' does not exist on kafka"):
+        await told.read_until(lambda: False, "the end")
+
+
 @pytest.mark.asyncio
 async def test_a_cluster_that_is_not_there_is_an_outage() -> None:
     source = KafkaSource(servers="127.0.0.1:1", topic="t", connect_timeout="300ms")

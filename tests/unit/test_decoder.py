@@ -203,7 +203,7 @@ def test_an_event_that_cannot_be_is_refused_in_place_of_its_consumer(fields: dic
 
 
 def test_a_foreign_event_may_be_longer_than_what_we_write() -> None:
-    long = {"type": "t" * 3000, "key": "k" * 3000, "headers": {"a": "x" * 100_000, "\0": "\0"}}
+    long: dict[str, Any] = {"type": "t" * 3000, "key": "k" * 3000, "headers": {"a": "x" * 100_000, "\0": "\0"}}
     assert checked(lambda given: decode(given)._replace(**long))(message(event_id=str(ID))).key == "k" * 3000
 
 

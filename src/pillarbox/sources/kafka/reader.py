@@ -13,12 +13,13 @@ from pillarbox.errors import ConfigError, Outage
 from pillarbox.kafka.errors import config_error
 from pillarbox.source import Lane, Lanes, Message
 from pillarbox.sources.kafka.partition import Partition, message_of
-from pillarbox.sources.kafka.subscription import AWAY, COMING, MOVING, Subscription
+from pillarbox.sources.kafka.subscription import AWAY, COMING, MOVING, UNKNOWN, Subscription
 
 logger = logging.getLogger("pillarbox.sources.kafka")
 
 COMMIT_SECONDS: Final = 1.0
 REVOKE_SECONDS = 10.0
+CHECK_SECONDS = 30.0
 # A call in the thread lasts at most so long, so that others get their turn.
 _POLL_SECONDS: Final = 0.1
 # The same while a lane is paused: its consumer will soon want more.
@@ -38,6 +39,8 @@ class Reader:
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._by_lane: dict[Lane, Partition] = {}
         self._commit_at = 0.0
+        self._check_at = time.monotonic() + CHECK_SECONDS
+        self._is_missing = False  # a topic, at the last check
         self._reads = 0
         self._down: str | None = None
         self._problem: Exception | None = None
@@ -92,6 +95,9 @@ class Reader:
         if time.monotonic() >= self._commit_at:
             self._commit_at = time.monotonic() + COMMIT_SECONDS
             self._commit(self._partitions.values(), waits=False)
+        if time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + CHECK_SECONDS
+            self._check_topics()
         is_paused = any(partition.is_paused for partition in self._partitions.values())
         first = self._consumer.poll(_PAUSED_POLL_SECONDS if is_paused else _POLL_SECONDS)
         if first is None:
@@ -162,6 +168,22 @@ class Reader:
         except KafkaException as failure:
             error = failure.args[0]
         return error
+
+    def _check_topics(self) -> None:
+        """Raises ConfigError for a topic that was deleted. The client does not tell: it fetches on, or gives its
+        partitions back and waits."""
+        missing = None
+        for topic in self._what.topics:
+            try:
+                error = self._consumer.list_topics(topic, timeout=_PROBE_SECONDS).topics[topic].error
+            except KafkaException:
+                return  # the cluster is away, which the next fetch says
+            if error is not None and error.code() in UNKNOWN:
+                missing = self._explained(error, topic)
+        # A broker that has just started may not know all topics: it is asked twice.
+        if missing is not None and self._is_missing:
+            raise missing
+        self._is_missing = missing is not None
 
     def _lane_of(self, raw: Any) -> Lane | None:
         """The lane of a message; None: it is gone, or this is an error."""

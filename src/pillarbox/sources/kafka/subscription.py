@@ -17,6 +17,9 @@ AWAY: Final = COMING | {
     KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE,
     KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.REQUEST_TIMED_OUT,
 }  # fmt: skip
+UNKNOWN: Final = frozenset({
+    KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
+})  # fmt: skip
 # The group is about to share its partitions anew: whoever gets them reads from the last commit.
 MOVING: Final = frozenset({
     KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS,
@@ -37,7 +40,7 @@ class Subscription(NamedTuple):
         """The error for one of the client. reason: why no broker can be reached, if it is known better."""
         where = self.description
         match error.code():
-            case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC | KafkaError._UNKNOWN_PARTITION:
+            case code if code in UNKNOWN:
                 return ConfigError(f"topic {topic!r} does not exist on {where}; create it, or correct topic=")
             case KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return ConfigError(f"topic {topic!r} on {where} may not be read; allow this client to read it")
@@ -60,14 +63,14 @@ class Subscription(NamedTuple):
             f"{self.description} has shut this consumer of group {self.group!r} out: {error.str()}; {remedy}"
         )
 
-    def gone(self, partition: Partition, offset: int) -> str:
+    def gone(self, partition: Partition, offset: int | None) -> str:
         """What happened to a partition without the offset that is wanted, and the command that decides."""
         reset = (
             f"kafka-consumer-groups.sh --bootstrap-server {self.config['bootstrap.servers']} "
             f"--group {self.group} --topic {partition.topic}:{partition.number} --reset-offsets --to-earliest "
             "--execute"
         )
-        where = f"offset {offset}" if offset >= 0 else "the offset that is wanted"
+        where = f"offset {offset}" if offset is not None and offset >= 0 else "the offset that is wanted"
         return (
             f"partition {partition.number} of topic {partition.topic!r} does not have {where}: its retention has "
             f"deleted it, or the topic was made anew. To go on with what is there, stop the consumers of the group and "
