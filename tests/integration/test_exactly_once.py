@@ -264,7 +264,11 @@ async def test_a_broker_that_was_frozen_hides_no_ticket(own_server: OwnServer) -
     await eventually(new.recovered, seconds=60)
     assert new.found == known
     newest = new_ticket(events := numbered("ann", 1, first=2), batch_of(known))
-    assert await new.publish(events, newest) == [PUBLISHED]
+
+    async def published() -> bool:
+        return await new.recovered() and await new.publish(events, newest) == [PUBLISHED]
+
+    await eventually(published, seconds=60)
     # When a client that knows the frozen node as the leader recovers, and the node goes on meanwhile
     old.place = old.place._replace(token=4)
     producers: Any = old.publisher._senders
