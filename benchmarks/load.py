@@ -97,6 +97,8 @@ async def _fill(url: str, prefix: str, events: int, held: int, settled: int, siz
     try:
         tables = ", ".join(f"{prefix}_{name}" for name in ("event", "lease", "worker", "held_key", "sleeper"))
         await connection.execute(f"TRUNCATE {tables} RESTART IDENTITY")
+        # Kafka knows the batches of the old outbox.
+        await connection.execute(f"DELETE FROM {prefix}_meta WHERE name = 'identity'")
         if held:
             number = key_hash(UUID(int=0), HOT_KEY)
             await connection.execute(_HOT_EVENTS.format(p=prefix), held, HOT_KEY, number, payload(0))

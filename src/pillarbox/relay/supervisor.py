@@ -115,13 +115,13 @@ class StreamRunner:
 
     async def _serve(self) -> None:
         try:
-            if not await self._open_publisher():
-                return
             if self._job.publisher.features.exactly_once and not self._job.store.features.transactions:
                 raise ConfigError(
                     f"stream '{self._stream}': exactly once needs transactions, and {self._job.store.description} has "
                     "none; use a replica set, even of one node, or leave out delivery=exactly-once"
                 )
+            if not await self._open_publisher():
+                return
             kind = QueueWorker if self._job.stream.mode is Mode.QUEUE else OrderedWorker
             job = self._job
             self._destination = Destination(stream_named(self._stream), job.publisher, job.observers, job.logger)
