@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import sqlalchemy
@@ -25,7 +25,8 @@ _ORDER = {"order_id": 7, "customer": "c-17", "lines": [{"sku": "a", "quantity": 
 _COLUMNS = (
     "id, stream, tenant, topic, type, aggregate_type, aggregate_id, {key}, key_hash, payload, content_type, status"
 )
-_KINDS: Sequence[tuple[str, str, type[Application]]] = (
+_Kinds: TypeAlias = Sequence[tuple[str, str, type[Application]]]
+_DRIVERS: _Kinds = (
     ("sqlite3", "sqlite", applications.Sqlite3),
     ("aiosqlite", "sqlite", applications.AioSqlite),
     ("psycopg", "postgres", applications.Psycopg),
@@ -35,6 +36,8 @@ _KINDS: Sequence[tuple[str, str, type[Application]]] = (
     ("sqlalchemy-async-session", "postgres", applications.SqlAlchemyAsyncSession),
     ("pymysql", "mysql", applications.PyMysql),
     ("asyncmy", "mysql", applications.AsyncMy),
+)
+_DJANGO: _Kinds = (
     ("django-sqlite", "sqlite", applications.Django),
     ("django-postgres", "postgres", applications.Django),
     ("django-mysql", "mysql", applications.Django),
@@ -121,13 +124,21 @@ async def _measure(name: str, database: str, kind: type[Application], url: str, 
     )
 
 
-def writers(bed: Bed, scale: Scale) -> list[Row]:
+def _rows(kinds: _Kinds) -> Callable[[Bed, Scale], list[Row]]:
     """One row for each driver: a transaction with one event."""
-    rows = []
-    for name, database, kind in _KINDS:
-        row = asyncio.run(_measure(name, database, kind, url_of(bed, database), scale.rounds))
-        rows.append(row)
-        found = row.as_dict()
-        alone = f", without commit {found['ratio_without_commit']}" if "ratio_without_commit" in found else ""
-        say(f"  add-{name}: {found['ours']} us against {found['other']}, ratio {found['ratio']}{alone}")
-    return rows
+
+    def measure(bed: Bed, scale: Scale) -> list[Row]:
+        rows = []
+        for name, database, kind in kinds:
+            row = asyncio.run(_measure(name, database, kind, url_of(bed, database), scale.rounds))
+            rows.append(row)
+            found = row.as_dict()
+            alone = f", without commit {found['ratio_without_commit']}" if "ratio_without_commit" in found else ""
+            say(f"  add-{name}: {found['ours']} us against {found['other']}, ratio {found['ratio']}{alone}")
+        return rows
+
+    return measure
+
+
+drivers = _rows(_DRIVERS)
+django = _rows(_DJANGO)

@@ -139,6 +139,8 @@ class TestBars:
             ("peer-debezium", ">= 1"),
             ("peer-txoutbox", ">= 4"),
             ("peer-txoutbox-latency", "<= 1"),
+            ("add", "<= 1.25"),
+            ("add-django", "<= 1.11"),
             ("inbox-record", ">= 0.95"),
             ("inbox-batch", ">= 0.9"),
             ("inbox-newer", ">= 0.9"),
