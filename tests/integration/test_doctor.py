@@ -5,8 +5,8 @@ import json
 import os
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pymysql
@@ -243,17 +243,20 @@ def test_how_well_kafka_keeps_what_it_confirms(own_server: OwnServer, on_sqlite:
         "stops": {"min.insync.replicas": "3"},
         "unclean": {"min.insync.replicas": "2", "unclean.leader.election.enable": "true"},
     }
-    for done in client.create_topics([made.NewTopic(name, 1, 3, config=each) for name, each in settings.items()]).values():
+    for done in client.create_topics(
+        [made.NewTopic(name, 1, 3, config=each) for name, each in settings.items()]
+    ).values():
         done.result()
-    told = {
-        name: doctor(on_sqlite, "--to", f"kafka://{server.bootstrap_servers}?topic={name}") for name in settings
-    }
+    told = {name: doctor(on_sqlite, "--to", f"kafka://{server.bootstrap_servers}?topic={name}") for name in settings}
     states = {name: json.loads(each.out) for name, each in told.items()}
     found_by_name = {
         name: next((one["state"], one["sentence"]) for one in each if one["check"] == "durability")
         for name, each in states.items()
     }
-    assert found_by_name["safe"] == ("ok", "stream 'default': acks=all; topic 'safe' has 3 replicas, min.insync.replicas=2")
+    assert found_by_name["safe"] == (
+        "ok",
+        "stream 'default': acks=all; topic 'safe' has 3 replicas, min.insync.replicas=2",
+    )
     assert found_by_name["alone"][0] == "warning"
     assert "confirmed when one broker has it" in found_by_name["alone"][1]
     assert found_by_name["stops"][0] == "warning"
@@ -288,7 +291,9 @@ def test_passwords_that_others_can_read(tmp_path: Path) -> None:
     typed = doctor(command, "--store", "postgresql://relay:hidden@127.0.0.1:1/shop")
     assert "the password of --store" in found(typed, "failed")["secrets"]["sentence"]
     assert "hidden" not in typed.out + typed.err
-    file.write_text('store = "sqlite:///shop.db"\n[consumers.mailer]\nfrom = "kafka://h?topic=x&sasl.password=hidden"\n')
+    file.write_text(
+        'store = "sqlite:///shop.db"\n[consumers.mailer]\nfrom = "kafka://h?topic=x&sasl.password=hidden"\n'
+    )
     file.chmod(0o644)
     assert "others than its owner can read it" in found(doctor(command), "failed")["secrets"]["sentence"]
 

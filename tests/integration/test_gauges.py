@@ -1,11 +1,13 @@
 """What cheap questions cost: they read indexes, and of each no more than the limit, however many events there are."""
 
 from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
 
 import pytest
 
 from pillarbox.conformance.probes import SqlProbe, probe_of
-from pillarbox.event import Mode, Status
+from pillarbox.event import Mode, Status, key_hash
 from pillarbox.mongo.documents import to_document
 from pillarbox.store import Grant, Store
 from pillarbox.stores.mongo import MongoStore
@@ -91,19 +93,26 @@ async def counted(store: Store, limit: int) -> dict[Status, int]:
 async def check(outbox: SqlOutbox, store: SqlStore, settled: int, pending: int) -> None:
     await fill(store, settled, pending)
     assert (await counted(store, LIMIT))[Status.PENDING] == LIMIT
+    hot = {"stream": STREAM, "shard": key_hash(UUID(int=0), "k") % store.shards, "limit": LIMIT}
+    await cheap(store, "gauges", stream=STREAM, limit=LIMIT, last_shard=store.shards - 1)
+    await cheap(store, "held_key_events", **hot, key="k")
+    await cheap(store, "before", **hot, seq=2**62)
+
+
+async def cheap(store: SqlStore, name: str, **values: Any) -> None:
+    """The statement reads no table from end to end, and of each index no more than the limit."""
     probe = probe_of(store)
-    values = {"stream": STREAM, "limit": LIMIT, "last_shard": store.shards - 1}
     if "postgres" in store.description:
-        plan = await explain(store, "gauges", **values)
+        plan = await explain(store, name, **values)
         assert "Seq Scan" not in plan.kinds
         assert plan.rows <= _PLACES * LIMIT
-    else:
-        words = "EXPLAIN QUERY PLAN" if "sqlite" in store.description else "EXPLAIN"
-        rows = await probe.query(f"{words} {probe.statements.texts['gauges']}", **values)
-        table = probe.tables["event"]
-        scans = [row for row in rows if (f"SCAN {table}" in str(row)) or (table in row and "ALL" in row)]
-        assert rows
-        assert not scans
+        return
+    words = "EXPLAIN QUERY PLAN" if "sqlite" in store.description else "EXPLAIN"
+    rows = await probe.query(f"{words} {probe.statements.texts[name]}", **values)
+    table = probe.tables["event"]
+    scans = [row for row in rows if (f"SCAN {table}" in str(row)) or (table in row and "ALL" in row)]
+    assert rows
+    assert not scans
 
 
 async def test_gauges_read_no_more_of_an_index_than_the_limit(sql: SqlOutbox, store: SqlStore) -> None:

@@ -22,7 +22,6 @@ from tests.integration.relays import STREAM, Outbox, eventually, numbered, relay
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 
-
 def written(count: int, key: str = "7", **fields: Any) -> list[Event]:
     """Events of one key."""
     return [make_event(**{"stream": STREAM, "key": key, **fields}) for _ in range(count)]
@@ -96,9 +95,7 @@ async def test_a_replay_in_steps_while_a_relay_works_sends_each_once(
         assert [event.id for event in again if event.key == key] == wanted
 
 
-async def test_the_rest_of_an_interrupted_replay(
-    outbox: Outbox, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_rest_of_an_interrupted_replay(outbox: Outbox, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events_module, "_STEP", 10)
     events = written(25)
     await store.add(events)

@@ -181,7 +181,9 @@ async def test_one_trace_through_a_broker_to_the_projection_of_a_consumer(
         async with Consumer("cards", source, to=cards, dead_to=dead), asyncio.timeout(60):
             await done.wait()
 
-    request, publish, projection = (spans.one(name) for name in ("POST /orders", f"publish {STREAM}", "UPDATE projection"))
+    request, publish, projection = (
+        spans.one(name) for name in ("POST /orders", f"publish {STREAM}", "UPDATE projection")
+    )
     (process,) = (span for span in spans.ended if span.name.startswith("process "))
     assert parent_of(publish) == parent_of(process) == id_of(request)
     assert parent_of(projection) == id_of(process)

@@ -209,9 +209,7 @@ def _is_plain(url: str) -> bool:
     if all(host in _HERE or host.startswith("/") for host in hosts):
         return False
     wanted = _PLAIN[parts.scheme]
-    return not any(
-        name in wanted and (not wanted[name] or value in wanted[name]) for name, value in options
-    )
+    return not any(name in wanted and (not wanted[name] or value in wanted[name]) for name, value in options)
 
 
 def _host(place: str) -> str:

@@ -85,6 +85,7 @@ async def replay_published(
 
 async def _replayed(store: Desk, stream: str, since: datetime) -> set[UUID | None]:
     """The events of a stream that operators have replayed since then."""
+    since = since.replace(microsecond=0)  # MongoDB's audit has whole seconds
     limit = _STEP
     while True:
         rows = await store.audit(limit, stream, REPLAYED)
