@@ -6,7 +6,16 @@ the message of one broker. Pure code, no I/O.
 
 from typing import Final
 
-from pillarbox.envelopes.bindings import Message, PulsarMessage, RabbitMQMessage, kafka, pulsar, rabbitmq
+from pillarbox.envelopes.bindings import (
+    Message,
+    NatsMessage,
+    PulsarMessage,
+    RabbitMQMessage,
+    kafka,
+    nats,
+    pulsar,
+    rabbitmq,
+)
 from pillarbox.envelopes.cloudevents import CloudEvents, StructuredCloudEvents
 from pillarbox.envelopes.envelope import Binding, Envelope, Legacy
 from pillarbox.envelopes.headers import HeaderBuilder, Headers, default_headers, event_headers
@@ -22,6 +31,7 @@ __all__ = [
     "Headers",
     "Legacy",
     "Message",
+    "NatsMessage",
     "PulsarMessage",
     "RabbitMQMessage",
     "StructuredCloudEvents",
@@ -29,6 +39,7 @@ __all__ = [
     "envelope_named",
     "event_headers",
     "kafka",
+    "nats",
     "pulsar",
     "rabbitmq",
 ]
