@@ -95,7 +95,7 @@ def _publishers(orders: Orders) -> tuple[Any, Any]:
         handlers = consumer(database, Path(orders.broker["ledger"]), orders.broker["seed"])
         shut = Path(orders.broker["shut"])
         return Door(handlers, shut), Door(handlers, shut)
-    publisher = {"kafka": _kafka, "rabbitmq": _rabbitmq, "pulsar": _pulsar}[orders.broker["kind"]]
+    publisher = {"kafka": _kafka, "rabbitmq": _rabbitmq, "pulsar": _pulsar, "nats": _nats}[orders.broker["kind"]]
     return publisher(orders), publisher(orders)
 
 
@@ -119,6 +119,13 @@ def _pulsar(orders: Orders) -> Any:
         topic=orders.broker["topic"],
         max_message_bytes=orders.broker["max_bytes"],
     )
+
+
+def _nats(orders: Orders) -> Any:
+    from pillarbox.publishers.nats import NatsPublisher
+
+    broker = orders.broker
+    return NatsPublisher(f"nats://{broker['servers']}", subject=broker["subject"], stuck="5s", connect_timeout="2s")
 
 
 def _rabbitmq(orders: Orders) -> Any:

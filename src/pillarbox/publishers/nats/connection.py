@@ -23,6 +23,8 @@ _SCHEMES: Final = ("nats", "tls")
 _PORT: Final = 4222
 _PING_SECONDS: Final = 20
 _CLOSE_SECONDS: Final = 1.0
+# The client may wait for the end of a TLS handshake that has failed already.
+_ABORT_SECONDS: Final = 0.1
 _REFUSED: Final = "permissions violation"  # in what the server says of a subject
 
 
@@ -129,6 +131,7 @@ class NatsConnection:
         self.answered: Callable[[str, Msg], Awaitable[None]] = _nothing
         self.refused: Callable[[str], Awaitable[None]] = _ignored
         self._error: Exception | None = None
+        self._refusal = ""
         self._inbox = ""
 
     @classmethod
@@ -180,8 +183,8 @@ class NatsConnection:
         await self.client.subscribe(f"{self._inbox}.*", cb=self._answered)
         # An answer to this comes after what the server says about the subscription.
         await self.client.flush(timeout=max(1, round(seconds)))
-        if self._error is not None:
-            raise Outage(f"{self.description} refuses this user: {_said(self._error)}; give it the permission")
+        if self._refusal:
+            raise Outage(f"{self.description} refuses this user: {self._refusal}; give it the permission")
 
     def _check_tls(self, context: _NotedContext | None) -> None:
         if context is not None and not context.is_used:
@@ -248,7 +251,7 @@ class NatsConnection:
 
     async def _end(self) -> None:
         with suppress(TimeoutError, Error, OSError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
+            async with asyncio.timeout(_ABORT_SECONDS):
                 await self.client.close()
 
     async def _answered(self, message: Msg) -> None:
@@ -257,14 +260,15 @@ class NatsConnection:
     async def _failed(self, error: Exception) -> None:
         self._error = error
         if _REFUSED in str(error):
-            await self.refused(_said(error))
+            self._refusal = _said(error)
+            await self.refused(self._refusal)
 
     async def _closed(self) -> None:
         self.closed.set()
 
 
 def _said(error: BaseException) -> str:
-    return str(error).removeprefix("nats: ").strip("'\" ") or type(error).__name__
+    return str(error).removeprefix("nats: ").strip("' ") or type(error).__name__
 
 
 async def _nothing(token: str, message: Msg) -> None:
