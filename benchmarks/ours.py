@@ -18,6 +18,7 @@ from pillarbox.observe.prometheus import Prometheus
 from pillarbox.publisher import Publisher
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.publishers.kafka import KafkaPublisher
+from pillarbox.publishers.nats import NatsPublisher
 from pillarbox.publishers.pulsar import PulsarPublisher
 from pillarbox.publishers.rabbitmq import RabbitMQPublisher
 from pillarbox.relay import Relay, Stream
@@ -39,6 +40,10 @@ def _rabbitmq(settings: dict[str, Any]) -> Publisher:
     return RabbitMQPublisher(settings["servers"], queue=settings["topic"], connections=settings["slots"])
 
 
+def _nats(settings: dict[str, Any]) -> Publisher:
+    return NatsPublisher(settings["servers"], subject=settings["topic"], connections=settings["slots"])
+
+
 def _pulsar(settings: dict[str, Any]) -> Publisher:
     return PulsarPublisher(servers=settings["servers"], topic=settings["topic"], producers=settings["slots"])
 
@@ -49,6 +54,8 @@ def _publisher(settings: dict[str, Any], handled: Handled) -> Publisher:
             return _handlers(handled)
         case "pulsar":
             return _pulsar(settings)
+        case "nats":
+            return _nats(settings)
         case "rabbitmq":
             return _rabbitmq(settings)
     return _kafka(settings)
