@@ -11,10 +11,12 @@ from pillarbox.envelopes.bindings import (
     NatsMessage,
     PulsarMessage,
     RabbitMQMessage,
+    RedisMessage,
     kafka,
     nats,
     pulsar,
     rabbitmq,
+    redis,
 )
 from pillarbox.envelopes.cloudevents import CloudEvents, StructuredCloudEvents
 from pillarbox.envelopes.envelope import Binding, Envelope, Legacy
@@ -34,6 +36,7 @@ __all__ = [
     "NatsMessage",
     "PulsarMessage",
     "RabbitMQMessage",
+    "RedisMessage",
     "StructuredCloudEvents",
     "default_headers",
     "envelope_named",
@@ -42,6 +45,7 @@ __all__ = [
     "nats",
     "pulsar",
     "rabbitmq",
+    "redis",
 ]
 
 ENVELOPES: Final = ("raw", "legacy", "cloudevents", "cloudevents_binary", "cloudevents_structured")

@@ -6,7 +6,7 @@ A broker needs a Binding for the names of its headers and a few lines that make 
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from pillarbox.envelopes.envelope import Binding, Envelope
@@ -132,3 +132,26 @@ def _nats_name(name: str) -> str:
 
 def _percent_encoded(value: bytes) -> str:
     return value.decode() if _PLAIN.fullmatch(value) else quote(value, safe=_SAFE)
+
+
+REDIS: Final = Binding("ce_")
+PAYLOAD_FIELD: Final = "payload"
+
+
+RedisMessage: TypeAlias = dict[str, bytes]
+"""The fields of an entry in a stream of Redis or Valkey."""
+
+
+def redis(envelope: Envelope) -> Callable[[Event], RedisMessage]:
+    """The function that makes the entry of an event: a field for each header, one for its key, and the body in
+    ``payload``. Of two fields with one name the last counts."""
+    body, headers = envelope.body, envelope.header_builder(REDIS)
+
+    def message(event: Event) -> RedisMessage:
+        fields = dict(headers(event))
+        if event.key is not None:
+            fields[KEY_HEADER] = event.key.encode()
+        fields[PAYLOAD_FIELD] = body(event)
+        return fields
+
+    return message

@@ -17,9 +17,9 @@ from pillarbox.event import Event
 from pillarbox.publisher import UNTRIED, Outcome, outage, rejected, retry
 from pillarbox.publishers._link import Link
 from pillarbox.publishers.keyed import Cursor, KeyedBatch
+from pillarbox.publishers.nats.answers import NO_SUBJECT, Answers
 from pillarbox.publishers.nats.connection import NatsConnection, Server
 from pillarbox.publishers.nats.messages import Posting, post
-from pillarbox.publishers.nats.refusals import Refusals
 from pillarbox.publishers.nats.streams import never_confirms, stream_of
 from pillarbox.tasks import ended
 
@@ -52,7 +52,7 @@ class Target:
         self.stream = stream
         self.message_of = message_of
         self.waiting = waiting
-        self.refusals = Refusals(subject, waiting)
+        self.answers = Answers(subject, waiting)
         self._fresh_until = 0.0
         self._problem: str | None = None
 
@@ -217,7 +217,7 @@ class _Call:
         target = self._target
         subject = target.subject_of(event)
         if not subject:
-            return target.refusals.without_subject()
+            return target.answers.without_address(NO_SUBJECT)
         try:
             return post(event, subject, target.message_of, stream=target.stream, max_bytes=self.connection.max_bytes)
         except PillarboxError as error:
@@ -233,9 +233,9 @@ class _Call:
             return  # of an earlier call
         self._answers += 1
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            cursor.record(self._target.refusals.not_stored(subject))
+            cursor.record(self._target.answers.not_stored(subject))
         else:
-            outcome, is_copy = self._target.refusals.of_answer(subject, message.data)
+            outcome, is_copy = self._target.answers.of_answer(subject, message.data)
             self._confirmed += outcome.error is None
             self._copies += is_copy
             cursor.record(outcome)
@@ -248,7 +248,7 @@ class _Call:
         for token in found:
             cursor, subject = self.unanswered.pop(token)
             self._answers += 1
-            cursor.record(self._target.refusals.refused(subject, reason))
+            cursor.record(self._target.answers.refused(subject, reason))
             await self._send(cursor)
 
     async def _watch(self, waits: Sequence["asyncio.Task[Any]"]) -> Ending:
