@@ -28,7 +28,7 @@ from proof.tracer import EXACTLY_ONCE_POINTS, POINTS
 
 BROKERS = ("kafka", "pulsar", "rabbitmq", "handlers")
 _SET = "kafka-set"
-_WITHOUT_CONSUMERS = (_SET, "nats")
+_WITHOUT_CONSUMERS = (_SET, "nats", "redis")
 _CARD = Path("build/run-card.json")
 
 

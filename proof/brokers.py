@@ -12,10 +12,11 @@ import nats
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from nats.js.api import StreamConfig
+from redis import Redis
 
-from proof.deliveries import from_kafka, from_nats, from_pulsar, from_rabbitmq
+from proof.deliveries import from_kafka, from_nats, from_pulsar, from_rabbitmq, from_redis
 from proof.history import Delivery
-from servers import Kafka, KafkaCluster, Nats, Pulsar, RabbitMQ, Server
+from servers import Kafka, KafkaCluster, Nats, Pulsar, RabbitMQ, Server, Valkey
 from servers.kafka import VERSION as KAFKA_VERSION
 from servers.kafka import ProxyPorts
 from servers.pulsar import VERSION as PULSAR_VERSION
@@ -171,6 +172,32 @@ class NatsBroker(Broker):
         return asyncio.run(from_nats(self.server.url, _NAME))
 
 
+class RedisBroker(Broker):
+    """Valkey, which syncs its append-only file before it confirms."""
+
+    name = "redis"
+
+    def __init__(self) -> None:
+        self.server: Valkey = Valkey()
+        self._version = ""
+
+    def version(self) -> str:
+        return f"Valkey {self._version}"
+
+    def proxies(self) -> Sequence[ProxyPorts]:
+        return [ProxyPorts(0, self.server.port)] * PROXIES
+
+    def prepare(self) -> dict[str, Any]:
+        with Redis.from_url(self.server.url) as client:
+            about: Any = client.info("server")
+            self._version = str(about["valkey_version"])
+        servers = f"127.0.0.1:{self.server.port}"
+        return {"kind": self.name, "servers": servers, "stream": _NAME, "max_bytes": LARGEST_BYTES}
+
+    def deliveries(self) -> list[Delivery]:
+        return from_redis(self.server.url, _NAME)
+
+
 class PulsarBroker(Broker):
     """Brokers tell no publisher their limit of a message, so it is the publisher that refuses the larger ones."""
 
@@ -204,7 +231,9 @@ class PulsarBroker(Broker):
         return from_pulsar(self.server.url, _NAME)
 
 
-BROKERS: Final = {each.name: each for each in (KafkaBroker, KafkaSetBroker, RabbitMQBroker, PulsarBroker, NatsBroker)}
+BROKERS: Final = {
+    each.name: each for each in (KafkaBroker, KafkaSetBroker, RabbitMQBroker, PulsarBroker, NatsBroker, RedisBroker)
+}
 HANDLERS: Final = "handlers"
 """In place of a broker: the events go to handlers in the relay."""
 

@@ -13,6 +13,7 @@ import nats
 import pulsar
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
 from confluent_kafka import admin as confluent_admin
+from redis import Redis
 
 from proof.content import fingerprint
 from proof.history import Delivery
@@ -117,6 +118,19 @@ async def from_nats(url: str, stream: str) -> list[Delivery]:
         place = [0, about.sequence.stream]
         found.append(Delivery(headers["event_id"], key, sha256, place, about.timestamp.timestamp()))
     await client.close()
+    return found
+
+
+def from_redis(url: str, stream: str) -> list[Delivery]:
+    """Deliveries to a stream of Redis, from its first entry to its last."""
+    found: list[Delivery] = []
+    with Redis.from_url(url) as client:
+        entries: Any = client.xrange(stream)
+    for place, (identity, fields) in enumerate(entries):
+        key = fields[b"event_key"].decode() if b"event_key" in fields else None
+        sha256 = fingerprint(key, fields[b"payload"], fields.get(b"proof", b"").decode())
+        written_at = int(identity.partition(b"-")[0]) / 1000
+        found.append(Delivery(fields[b"event_id"].decode(), key, sha256, [0, place], written_at))
     return found
 
 
