@@ -226,6 +226,19 @@ def nats(bed: Bed, scale: Scale) -> Row:
     )
 
 
+def redis(bed: Bed, scale: Scale) -> Row:
+    """Ordered, rows kept, to a stream of Valkey that syncs each transaction."""
+    return against_bare(
+        bed,
+        scale,
+        "postgres-redis",
+        "floor_redis",
+        lambda: fill_postgres(bed.url, scale.events),
+        broker=bed.redis_streams,
+        to="redis",
+    )
+
+
 def _large(bed: Bed, scale: Scale, name: str, size: int) -> Row:
     events = scale.payload_bytes // size
     return against_bare(

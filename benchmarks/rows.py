@@ -93,6 +93,7 @@ ROWS: dict[str, Entry] = {
     "postgres-workers": Entry(workers, NO_BAR),
     "peer-debezium-latency": Entry(peers_latency.debezium, _at_most(1.0), 0, _at_most(1.0)),
     "postgres-nats": Entry(drains.nats, Bar(0.8)),
+    "postgres-redis": Entry(drains.redis, Bar(0.8)),
     "postgres-pulsar": Entry(drains.pulsar, Bar(0.8)),
     "postgres-kafka-deleted": Entry(drains.postgres_deleted, Bar(0.85)),
     "postgres-kafka-metrics": Entry(drains.metrics, _at_most(1.04), promised=True),

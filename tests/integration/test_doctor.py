@@ -14,7 +14,8 @@ from confluent_kafka import admin
 
 from pillarbox.conformance.probes import probe_of
 from pillarbox.stores.postgres import PostgresStore
-from servers import Kafka, MariaDB, Mongo, MongoStandalone, MySQL, Nats, Postgres, Pulsar, RabbitMQ
+from servers import Kafka, MariaDB, Mongo, MongoStandalone, MySQL, Nats, Postgres, Pulsar, RabbitMQ, Valkey
+from servers.fixtures import OwnServer
 from tests.integration.commands import Command, Ended
 from tests.integration.jetstream import desk as nats_desk
 from tests.integration.rabbit import desk
@@ -252,3 +253,16 @@ async def test_a_stream_of_nats(nats: Nats, on_sqlite: Command) -> None:
         missing = await asyncio.to_thread(doctor, on_sqlite, "--to", f"{nats.url}?subject=missing.subject")
         assert missing.code == 1
         assert "no stream takes" in found(missing, "failed")["address"]["sentence"]
+
+
+def test_a_stream_of_redis(valkey: Valkey, own_server: OwnServer, on_sqlite: Command) -> None:
+    told = found(doctor(on_sqlite, "--to", f"{valkey.url}?stream=new"), "ok")
+    assert "does not exist yet" in told["address"]["sentence"]
+    assert "on disk when it is confirmed" in told["durability"]["sentence"]
+    loses = own_server(Valkey, settings={"appendonly": "no"})
+    refused = doctor(on_sqlite, "--to", f"{loses.url}?stream=new")
+    assert refused.code == 1
+    assert "appendonly is no" in found(refused, "failed")["destination"]["sentence"]
+    accepted = doctor(on_sqlite, "--to", f"{loses.url}?stream=new&durable=false")
+    assert accepted.code == 1
+    assert found(accepted, "failed")["durability"]["remedy"] == "set it to yes"
