@@ -7,6 +7,7 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 import nats
+from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
 
@@ -22,7 +23,7 @@ class Found(NamedTuple):
 class Desk:
     """Streams and messages of a server, seen without Pillarbox."""
 
-    def __init__(self, client: nats.NATS) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
         self.manager = client.jsm()
 
@@ -33,7 +34,7 @@ class Desk:
         return name
 
     async def count(self, stream: str) -> int:
-        return (await self.manager.stream_info(stream)).state.messages
+        return int((await self.manager.stream_info(stream)).state.messages)
 
     async def read(self, stream: str) -> list[Found]:
         """All messages of a stream, from the first."""
