@@ -451,4 +451,8 @@ class TestOutages:
         assert asyncio.all_tasks() == before
         server.resume()
         async with desk(server.url) as shop:
-            assert len(await shop.client.client_list(_type="normal")) == 1
+
+            async def is_alone() -> bool:
+                return len(await shop.client.client_list(_type="normal")) == 1
+
+            await eventually(is_alone)

@@ -194,4 +194,4 @@ class RedisConnection:
 def said(error: BaseException) -> str:
     """The server's words, without the arguments of a command that it quotes."""
     text = str(error).partition(", with args")[0].partition("\n")[0]
-    return text[:_REASON_LENGTH] or type(error).__name__
+    return text[:_REASON_LENGTH].rstrip(". ") or type(error).__name__
