@@ -11,6 +11,7 @@ import pytest_asyncio
 from nats.js.api import DiscardPolicy, StorageType
 
 from pillarbox.conformance.events import make_event
+from pillarbox.envelopes import NatsMessage
 from pillarbox.errors import ConfigError, Outage
 from pillarbox.event import Event
 from pillarbox.finding import State
@@ -89,6 +90,19 @@ class TestMessages:
         ((*_, headers),) = await shop.read(stream)
         assert headers["content-type"].startswith("application/cloudevents+json")
         assert not [name for name in headers if name.startswith("ce-")]
+
+    async def test_an_envelope_of_ones_own(self, shop: Desk, publisher: Open) -> None:
+        stream, headers = await shop.stream(), {"place": "ø"}
+        opened = await publisher(subject=stream, envelope=lambda event: NatsMessage(event.payload, headers))
+        assert await publish(opened, [make_event(), make_event()]) == [PUBLISHED] * 2
+        assert headers == {"place": "ø"}
+        headers["place"] *= 600_000  # more than the server takes, but only in bytes
+        (outcome,) = await publish(opened, [make_event()])
+        assert outcome.result is Result.REJECTED
+        assert "takes 1200" in (outcome.error or "")
+        broken: Any = {"number": 7}
+        opened = await publisher(subject=stream, envelope=lambda event: NatsMessage(b"", broken))
+        assert (await publish(opened, [make_event()]))[0].result is Result.REJECTED
 
     async def test_the_subject_is_the_routing_key_or_the_topic(self, shop: Desk, publisher: Open) -> None:
         stream = await shop.stream("shop.>")

@@ -81,6 +81,17 @@ class TestMessages:
         assert [each.event_id for each in await shop.read(default)] == [str(events[0].id), str(events[2].id)]
         assert {each.event_id for each in await shop.read(own)} == {str(events[1].id), str(events[3].id)}
 
+    async def test_an_envelope_of_ones_own(self, shop: Desk, publisher: Open) -> None:
+        stream = shop.stream()
+        fields: Any = {"event_id": b"1", "payload": b"x"}
+        opened = await publisher(stream=stream, envelope=lambda event: fields)
+        assert await publish(opened, [make_event()]) == [PUBLISHED]
+        assert await shop.count(stream) == 1
+        fields["payload"] = ["no", "bytes"]
+        bad, other = await publish(opened, [make_event(key="a"), make_event(key="a")])
+        assert (bad.result, other) == (Result.REJECTED, UNTRIED)
+        assert "'payload' is a list" in (bad.error or "")
+
     async def test_a_call_of_many_large_events_keeps_order(self, shop: Desk, publisher: Open) -> None:
         stream = shop.stream()
         events = [make_event(key=f"k{n % 3}", payload=b"%07d" % n * 20_000) for n in range(30)]

@@ -51,13 +51,18 @@ def post(
             f"the subject {subject[:100]!r} is impossible: {problem}; correct the event's routing key or topic"
         )
     body, headers = message_of(event)
-    headers[ID_HEADER] = id_text(event.id)
+    headers = {**headers, ID_HEADER: id_text(event.id)}
     if stream:
         headers[STREAM_HEADER] = stream
-    size = len(body) + _FRAME_BYTES + sum(len(name) + len(value) + _LINE_BYTES for name, value in headers.items())
+    size = len(body) + _FRAME_BYTES + sum(_size(name) + _size(value) + _LINE_BYTES for name, value in headers.items())
     if size > max_bytes:
         raise Reject(
             f"the message takes {size} bytes with its headers and the server takes at most {max_bytes}; raise its "
             "max_payload, or store the content elsewhere and send a reference"
         )
     return Posting(subject, body, headers)
+
+
+def _size(text: str) -> int:
+    # An envelope of the user's may write more than ASCII.
+    return len(text) if text.isascii() else len(text.encode())

@@ -33,6 +33,8 @@ def post(
     words.append("*")
     size = _OVERHEAD_BYTES
     for name, value in fields.items():
+        if not isinstance(value, bytes):
+            raise Reject(f"the field {name[:100]!r} is a {type(value).__name__}; the envelope has to make bytes of it")
         words += (name, value)
         size += len(name) + len(value) + 2 * _OVERHEAD_BYTES
     if size > max_bytes:
