@@ -15,10 +15,12 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from benchmarks.jetstreams import JetStreams
 from benchmarks.pulsar_topics import PulsarTopics
 from benchmarks.rabbit import Queues
+from benchmarks.redis_streams import RedisStreams
 from pillarbox.stores.mysql.url import connect_settings
-from servers import Kafka, MariaDB, Mongo, MySQL, Postgres, Pulsar, RabbitMQ, start_all
+from servers import Kafka, MariaDB, Mongo, MySQL, Nats, Postgres, Pulsar, RabbitMQ, Valkey, start_all
 from servers.process import drop_folder, make_folder
 
 S = TypeVar("S", MySQL, MariaDB)
@@ -124,6 +126,22 @@ class Bed:
         self._stack.callback(server.close)
         print("server    RabbitMQ (quorum queues)", flush=True)
         return Queues(server)
+
+    @cached_property
+    def jetstreams(self) -> JetStreams:
+        server = Nats()
+        server.start()
+        self._stack.callback(server.close)
+        print("server    NATS (streams in files, sync_interval always)", flush=True)
+        return JetStreams(server)
+
+    @cached_property
+    def redis_streams(self) -> RedisStreams:
+        server = Valkey()
+        server.start()
+        self._stack.callback(server.close)
+        print("server    Valkey (appendfsync always)", flush=True)
+        return RedisStreams(server)
 
     @cached_property
     def mongo(self) -> "BenchMongo":

@@ -212,6 +212,33 @@ def rabbitmq(bed: Bed, scale: Scale) -> Row:
     )
 
 
+def nats(bed: Bed, scale: Scale) -> Row:
+    """Ordered, rows kept, to a stream of NATS that syncs each message."""
+    few = scale.with_events(scale.events // 5)
+    return against_bare(
+        bed,
+        few,
+        "postgres-nats",
+        "floor_nats",
+        lambda: fill_postgres(bed.url, few.events),
+        broker=bed.jetstreams,
+        to="nats",
+    )
+
+
+def redis(bed: Bed, scale: Scale) -> Row:
+    """Ordered, rows kept, to a stream of Valkey that syncs each transaction."""
+    return against_bare(
+        bed,
+        scale,
+        "postgres-redis",
+        "floor_redis",
+        lambda: fill_postgres(bed.url, scale.events),
+        broker=bed.redis_streams,
+        to="redis",
+    )
+
+
 def _large(bed: Bed, scale: Scale, name: str, size: int) -> Row:
     events = scale.payload_bytes // size
     return against_bare(

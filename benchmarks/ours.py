@@ -18,8 +18,10 @@ from pillarbox.observe.prometheus import Prometheus
 from pillarbox.publisher import Publisher
 from pillarbox.publishers.handlers import Handlers
 from pillarbox.publishers.kafka import KafkaPublisher
+from pillarbox.publishers.nats import NatsPublisher
 from pillarbox.publishers.pulsar import PulsarPublisher
 from pillarbox.publishers.rabbitmq import RabbitMQPublisher
+from pillarbox.publishers.redis import RedisPublisher
 from pillarbox.relay import Relay, Stream
 from pillarbox.store import Store
 from pillarbox.urls import store_from_url
@@ -39,6 +41,14 @@ def _rabbitmq(settings: dict[str, Any]) -> Publisher:
     return RabbitMQPublisher(settings["servers"], queue=settings["topic"], connections=settings["slots"])
 
 
+def _nats(settings: dict[str, Any]) -> Publisher:
+    return NatsPublisher(settings["servers"], subject=settings["topic"], connections=settings["slots"])
+
+
+def _redis(settings: dict[str, Any]) -> Publisher:
+    return RedisPublisher(settings["servers"], stream=settings["topic"], connections=settings["slots"])
+
+
 def _pulsar(settings: dict[str, Any]) -> Publisher:
     return PulsarPublisher(servers=settings["servers"], topic=settings["topic"], producers=settings["slots"])
 
@@ -49,6 +59,10 @@ def _publisher(settings: dict[str, Any], handled: Handled) -> Publisher:
             return _handlers(handled)
         case "pulsar":
             return _pulsar(settings)
+        case "nats":
+            return _nats(settings)
+        case "redis":
+            return _redis(settings)
         case "rabbitmq":
             return _rabbitmq(settings)
     return _kafka(settings)

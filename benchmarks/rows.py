@@ -93,6 +93,8 @@ ROWS: dict[str, Entry] = {
     "postgres-latency-50": Entry(latency.LATENCIES["postgres-latency-50"], NO_BAR),
     "postgres-workers": Entry(workers, NO_BAR),
     "peer-debezium-latency": Entry(peers_latency.debezium, _at_most(1.0), 0, _at_most(1.0)),
+    "postgres-nats": Entry(drains.nats, Bar(0.8)),
+    "postgres-redis": Entry(drains.redis, Bar(0.8)),
     "postgres-pulsar": Entry(drains.pulsar, Bar(0.8)),
     "postgres-kafka-deleted": Entry(drains.postgres_deleted, Bar(0.85)),
     "postgres-kafka-metrics": Entry(drains.metrics, _at_most(1.04), promised=True),

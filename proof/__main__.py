@@ -28,6 +28,7 @@ from proof.tracer import EXACTLY_ONCE_POINTS, POINTS
 
 BROKERS = ("kafka", "pulsar", "rabbitmq", "handlers")
 _SET = "kafka-set"
+_WITHOUT_CONSUMERS = (_SET, "nats", "redis")
 _CARD = Path("build/run-card.json")
 
 
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("folder", type=Path, help="the folder with the files of a run")
     running = commands.add_parser("run", help="make a history and check it; exit code: 0 passed")
     running.add_argument("--store", choices=NAMES, default="postgres", help="default postgres")
-    running.add_argument("--broker", choices=(*BROKERS, _SET), default="kafka", help="default kafka")
+    running.add_argument("--broker", choices=(*BROKERS, *_WITHOUT_CONSUMERS), default="kafka", help="default kafka")
     running.add_argument("--seconds", type=float, default=60.0, help="how long events are written; default 60")
     running.add_argument("--seed", type=int, help="default: a random one, which is printed")
     running.add_argument(

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import aiormq
+import nats
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from nats.js.api import StreamConfig
+from redis import Redis
 
-from proof.deliveries import from_kafka, from_pulsar, from_rabbitmq
+from proof.deliveries import from_kafka, from_nats, from_pulsar, from_rabbitmq, from_redis
 from proof.history import Delivery
-from servers import Kafka, KafkaCluster, Pulsar, RabbitMQ, Server
+from servers import Kafka, KafkaCluster, Nats, Pulsar, RabbitMQ, Server, Valkey
 from servers.kafka import VERSION as KAFKA_VERSION
 from servers.kafka import ProxyPorts
 from servers.pulsar import VERSION as PULSAR_VERSION
@@ -139,6 +142,62 @@ class RabbitMQBroker(Broker):
         return asyncio.run(from_rabbitmq(self.server.url, _NAME))
 
 
+class NatsBroker(Broker):
+    """A stream in files, each of whose messages is synced before it is confirmed."""
+
+    name = "nats"
+
+    def __init__(self) -> None:
+        self.server: Nats = Nats()
+        self._version = ""
+
+    def version(self) -> str:
+        return f"NATS {self._version}"
+
+    def proxies(self) -> Sequence[ProxyPorts]:
+        return [ProxyPorts(0, self.server.port)] * PROXIES
+
+    def prepare(self) -> dict[str, Any]:
+        asyncio.run(self._prepare())
+        return {"kind": self.name, "servers": f"127.0.0.1:{self.server.port}", "subject": _NAME}
+
+    async def _prepare(self) -> None:
+        client = await nats.connect(self.server.url)
+        server = client.connected_server_version
+        self._version = f"{server.major}.{server.minor}.{server.patch}"
+        await client.jetstream().add_stream(StreamConfig(name=_NAME, subjects=[_NAME], max_msg_size=LARGEST_BYTES))
+        await client.close()
+
+    def deliveries(self) -> list[Delivery]:
+        return asyncio.run(from_nats(self.server.url, _NAME))
+
+
+class RedisBroker(Broker):
+    """Valkey, which syncs its append-only file before it confirms."""
+
+    name = "redis"
+
+    def __init__(self) -> None:
+        self.server: Valkey = Valkey()
+        self._version = ""
+
+    def version(self) -> str:
+        return f"Valkey {self._version}"
+
+    def proxies(self) -> Sequence[ProxyPorts]:
+        return [ProxyPorts(0, self.server.port)] * PROXIES
+
+    def prepare(self) -> dict[str, Any]:
+        with Redis.from_url(self.server.url) as client:
+            about: Any = client.info("server")
+            self._version = str(about["valkey_version"])
+        servers = f"127.0.0.1:{self.server.port}"
+        return {"kind": self.name, "servers": servers, "stream": _NAME, "max_bytes": LARGEST_BYTES}
+
+    def deliveries(self) -> list[Delivery]:
+        return from_redis(self.server.url, _NAME)
+
+
 class PulsarBroker(Broker):
     """Brokers tell no publisher their limit of a message, so it is the publisher that refuses the larger ones."""
 
@@ -172,7 +231,9 @@ class PulsarBroker(Broker):
         return from_pulsar(self.server.url, _NAME)
 
 
-BROKERS: Final = {each.name: each for each in (KafkaBroker, KafkaSetBroker, RabbitMQBroker, PulsarBroker)}
+BROKERS: Final = {
+    each.name: each for each in (KafkaBroker, KafkaSetBroker, RabbitMQBroker, PulsarBroker, NatsBroker, RedisBroker)
+}
 HANDLERS: Final = "handlers"
 """In place of a broker: the events go to handlers in the relay."""
 

@@ -6,11 +6,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import aiormq
+import nats
 import pulsar
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
 from confluent_kafka import admin as confluent_admin
+from redis import Redis
 
 from proof.content import fingerprint
 from proof.history import Delivery
@@ -98,6 +101,37 @@ def _from_queue(message: Any, number: int) -> Delivery:
     sha256 = fingerprint(key, message.body, str(headers.get("proof", "")))
     # The server notes no instant.
     return Delivery(properties.message_id, key, sha256, [0, number], 0.0)
+
+
+async def from_nats(url: str, stream: str) -> list[Delivery]:
+    """Deliveries to a stream of NATS, from its first message to its last."""
+    client = await nats.connect(url)
+    jetstream = client.jetstream()
+    left = (await jetstream.stream_info(stream)).state.messages
+    found: list[Delivery] = []
+    reader = await jetstream.subscribe(">", stream=stream, ordered_consumer=True)
+    while len(found) < left:
+        message = await reader.next_msg(timeout=_READ_SECONDS)
+        headers = {name: unquote(value) for name, value in (message.headers or {}).items()}
+        key, about = headers.get("event_key"), message.metadata
+        sha256 = fingerprint(key, message.data, headers.get("proof", ""))
+        place = [0, about.sequence.stream]
+        found.append(Delivery(headers["event_id"], key, sha256, place, about.timestamp.timestamp()))
+    await client.close()
+    return found
+
+
+def from_redis(url: str, stream: str) -> list[Delivery]:
+    """Deliveries to a stream of Redis, from its first entry to its last."""
+    found: list[Delivery] = []
+    with Redis.from_url(url) as client:
+        entries: Any = client.xrange(stream)
+    for place, (identity, fields) in enumerate(entries):
+        key = fields[b"event_key"].decode() if b"event_key" in fields else None
+        sha256 = fingerprint(key, fields[b"payload"], fields.get(b"proof", b"").decode())
+        written_at = int(identity.partition(b"-")[0]) / 1000
+        found.append(Delivery(fields[b"event_id"].decode(), key, sha256, [0, place], written_at))
+    return found
 
 
 def from_pulsar(url: str, topic: str) -> list[Delivery]:

@@ -95,7 +95,9 @@ def _publishers(orders: Orders) -> tuple[Any, Any]:
         handlers = consumer(database, Path(orders.broker["ledger"]), orders.broker["seed"])
         shut = Path(orders.broker["shut"])
         return Door(handlers, shut), Door(handlers, shut)
-    publisher = {"kafka": _kafka, "rabbitmq": _rabbitmq, "pulsar": _pulsar}[orders.broker["kind"]]
+    publisher = {"kafka": _kafka, "rabbitmq": _rabbitmq, "pulsar": _pulsar, "nats": _nats, "redis": _redis}[
+        orders.broker["kind"]
+    ]
     return publisher(orders), publisher(orders)
 
 
@@ -118,6 +120,26 @@ def _pulsar(orders: Orders) -> Any:
         servers=orders.broker["servers"],
         topic=orders.broker["topic"],
         max_message_bytes=orders.broker["max_bytes"],
+    )
+
+
+def _nats(orders: Orders) -> Any:
+    from pillarbox.publishers.nats import NatsPublisher
+
+    broker = orders.broker
+    return NatsPublisher(f"nats://{broker['servers']}", subject=broker["subject"], stuck="5s", connect_timeout="2s")
+
+
+def _redis(orders: Orders) -> Any:
+    from pillarbox.publishers.redis import RedisPublisher
+
+    broker = orders.broker
+    return RedisPublisher(
+        f"redis://{broker['servers']}",
+        stream=broker["stream"],
+        max_bytes=broker["max_bytes"],
+        stuck="5s",
+        connect_timeout="2s",
     )
 
 

@@ -1,7 +1,6 @@
 """Connections to RabbitMQ: their URL, their TLS, and one sentence for each way in which a connection fails."""
 
 import asyncio
-import os
 import re
 import ssl
 from collections.abc import Mapping
@@ -17,11 +16,11 @@ from yarl import URL
 from pillarbox.errors import ConfigError, Outage
 from pillarbox.hints import hint
 from pillarbox.tasks import run_to_completion
+from pillarbox.tls import reason_of, tls_context
 
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _HEARTBEAT_SECONDS: Final = 30
 _CLOSE_SECONDS: Final = 1.0
-TLS_OPTIONS: Final = ("cafile", "certfile", "keyfile")
 # An argument that a queue has and a declaration leaves out, in the words of the server.
 _LEFT_OUT: Final = re.compile(
     r"inequivalent arg '(.+?)' .* received none but current is the value '(.*)' of type '(\w+)'"
@@ -46,7 +45,7 @@ class Server:
         parts = _parts(url)
         if parts.query:
             raise ConfigError("url= of a RabbitMQ server takes no options; give them as arguments")
-        tls = _tls(cafile, certfile, keyfile) if parts.scheme == "amqps" else None
+        tls = tls_context(ssl.SSLContext, cafile, certfile, keyfile) if parts.scheme == "amqps" else None
         if tls is None and (cafile or certfile or keyfile):
             raise ConfigError("cafile=, certfile= and keyfile= are for TLS; write amqps:// in place of amqp://")
         return cls(
@@ -98,26 +97,6 @@ def _parts(url: str) -> Any:
     if not parts.hostname or port == 0 or parts.fragment or "/" in parts.path[1:]:
         raise ConfigError(f"the RabbitMQ URL names no host, or has more than a vhost behind it; {remedy}")
     return parts
-
-
-def _tls(cafile: str, certfile: str, keyfile: str) -> ssl.SSLContext:
-    if keyfile and not certfile:
-        raise ConfigError("keyfile= needs certfile=, the certificate that belongs to the key")
-    try:
-        context = ssl.create_default_context(cafile=cafile or None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"cafile={cafile!r} cannot be read ({reason_of(error)}); name a file in PEM format"
-        ) from error
-    if certfile:
-        try:
-            context.load_cert_chain(certfile, keyfile or None)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"certfile={certfile!r} or keyfile={keyfile!r} cannot be read ({reason_of(error)}); "
-                "name files in PEM format that belong together"
-            ) from error
-    return context
 
 
 def is_name(name: str) -> bool:
@@ -296,18 +275,3 @@ def _left_out(reason: str) -> tuple[str | None, Any]:
     if kind == "bool":
         return name, value == "true"
     return (name, int(value)) if re.fullmatch(r"-?\d+", value) else (None, None)
-
-
-def reason_of(error: BaseException) -> str:
-    """The cause in a few words, without payloads and secrets."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message or "certificate verify failed"
-    if isinstance(error, ssl.SSLError):
-        return getattr(error, "reason", None) or "TLS failed"
-    if isinstance(error, AMQPError) and isinstance(error, OSError):
-        return error.strerror or str(error)  # its number is the protocol's
-    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return ": ".join(str(each) for each in error.args) or type(error).__name__

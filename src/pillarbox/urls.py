@@ -34,6 +34,12 @@ PUBLISHERS: Final = {
     "pulsar+ssl": "pillarbox.publishers.pulsar:PulsarPublisher",
     "amqp": "pillarbox.publishers.rabbitmq:RabbitMQPublisher",
     "amqps": "pillarbox.publishers.rabbitmq:RabbitMQPublisher",
+    "nats": "pillarbox.publishers.nats:NatsPublisher",
+    "tls": "pillarbox.publishers.nats:NatsPublisher",
+    "redis": "pillarbox.publishers.redis:RedisPublisher",
+    "rediss": "pillarbox.publishers.redis:RedisPublisher",
+    "valkey": "pillarbox.publishers.redis:RedisPublisher",
+    "valkeys": "pillarbox.publishers.redis:RedisPublisher",
     "stdout": "pillarbox.publishers.stdout:StdoutPublisher",
     "file": "pillarbox.publishers.stdout:FilePublisher",
 }
@@ -101,7 +107,8 @@ def store_class(url: str) -> Any:
 
 def publisher_from_url(url: str, **options: Any) -> Publisher:
     """``kafka://host:9092?topic=orders``, ``pulsar://host:6650/tenant/namespace?topic=orders``,
-    ``amqp://host/vhost?exchange=shop``, ``stdout:``, ``file:///path/events.jsonl``."""
+    ``amqp://host/vhost?exchange=shop``, ``nats://host:4222?subject=orders``,
+    ``redis://host:6379/0?stream=orders``, ``stdout:``, ``file:///path/events.jsonl``."""
     kind = _adapter("destination", "pillarbox.publishers", PUBLISHERS, url)
     publisher: Publisher = _with_options(kind, "publisher", url, options)
     return publisher

@@ -3,7 +3,8 @@
 The rule: the Python blocks of a page run in order in one process, as if they were one file, and then each function that
 is named ``test_...``. A block may await, as in ``python -m asyncio``. ``postgresql://localhost/shop``,
 ``mysql://localhost/shop``, also with a driver of SQLAlchemy's or as keyword arguments, and ``mongodb://localhost/shop``
-stand for a new database on the real server.
+stand for a new database on the real server, and ``nats://localhost`` and
+``redis://localhost/0`` for the real server.
 """
 
 import argparse
@@ -34,6 +35,8 @@ POSTGRES = re.compile(r"\bpostgresql(\+\w+)?://localhost/shop")
 MYSQL = re.compile(r"\bmysql(\+\w+)?://localhost/shop")
 MYSQL_ARGUMENTS = re.compile(r'host="localhost", user="shop", (db|database)="shop"')
 MONGO = re.compile(r"\bmongodb://localhost/shop")
+NATS = re.compile(r"\bnats://localhost")
+REDIS = re.compile(r"\bredis://localhost/0")
 RUN = """
 import ast, asyncio, inspect, json, sys
 
@@ -77,7 +80,8 @@ def python(page: Path) -> list[str]:
 def needs(page: Path) -> frozenset[str]:
     """The servers that its Python names."""
     code = "".join(python(page))
-    named = {"postgres": POSTGRES.search(code), "mongo": MONGO.search(code)}
+    named = {"postgres": POSTGRES.search(code), "mongo": MONGO.search(code), "nats": NATS.search(code)}
+    named["valkey"] = REDIS.search(code)
     named["mysql"] = MYSQL.search(code) or MYSQL_ARGUMENTS.search(code)
     return frozenset(name for name, found in named.items() if found)
 
@@ -132,6 +136,14 @@ def on_mongo(code: Sequence[str], url: str) -> list[str]:
     return [MONGO.sub(own, each) for each in code]
 
 
+def on_nats(code: Sequence[str], url: str) -> list[str]:
+    return [NATS.sub(url, each) for each in code]
+
+
+def on_valkey(code: Sequence[str], url: str) -> list[str]:
+    return [REDIS.sub(url, each) for each in code]
+
+
 # The blocks of these pages are the files of a project: see test_django_page.py and test_projects.py.
 DJANGO = ROOT / "docs" / "howto" / "django.md"
 PROJECTS = [
@@ -149,6 +161,8 @@ ON: dict[str, Callable[[Sequence[str], str], list[str]]] = {
     "mysql": on_mysql,
     "mariadb": on_mysql,
     "mongo": on_mongo,
+    "nats": on_nats,
+    "valkey": on_valkey,
 }
 
 

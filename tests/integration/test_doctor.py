@@ -1,5 +1,6 @@
 """``pillarbox doctor`` on set-ups that are broken on purpose, each with its remedy, and on one that is well."""
 
+import asyncio
 import itertools
 import json
 import os
@@ -20,9 +21,22 @@ from pillarbox.finding import State
 from pillarbox.stores.mysql import MysqlStore
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.postgres.examined import durability
-from servers import Kafka, KafkaCluster, MariaDB, Mongo, MongoStandalone, MySQL, Postgres, Pulsar, RabbitMQ
+from servers import (
+    Kafka,
+    KafkaCluster,
+    MariaDB,
+    Mongo,
+    MongoStandalone,
+    MySQL,
+    Nats,
+    Postgres,
+    Pulsar,
+    RabbitMQ,
+    Valkey,
+)
 from servers.fixtures import OwnServer
 from tests.integration.commands import Command, Ended
+from tests.integration.jetstream import desk as nats_desk
 from tests.integration.rabbit import desk
 
 pytestmark = pytest.mark.timeout(120)
@@ -375,3 +389,29 @@ async def test_relays_of_several_versions(postgres: Postgres, tmp_path: Path) ->
     told = doctor(command)
     assert "9.9" in found(told, "warning")["versions"]["sentence"]
     assert "no broker" in found(told, "failed")["stream_circuit"]["sentence"]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_of_nats(nats: Nats, on_sqlite: Command) -> None:
+    async with nats_desk(nats.url) as operator:
+        stream = await operator.stream(max_msgs=1000)
+        told = await asyncio.to_thread(doctor, on_sqlite, "--to", f"{nats.url}?subject={stream}")
+        assert found(told, "ok")["address"]["sentence"].endswith(f"stream '{stream}' takes subject '{stream}'")
+        assert "sync_interval: always" in found(told, "warning")["durability"]["remedy"]
+        assert "drops its oldest messages" in found(told, "warning")["retention"]["sentence"]
+        missing = await asyncio.to_thread(doctor, on_sqlite, "--to", f"{nats.url}?subject=missing.subject")
+        assert missing.code == 1
+        assert "no stream takes" in found(missing, "failed")["address"]["sentence"]
+
+
+def test_a_stream_of_redis(valkey: Valkey, own_server: OwnServer, on_sqlite: Command) -> None:
+    told = found(doctor(on_sqlite, "--to", f"{valkey.url}?stream=new"), "ok")
+    assert "does not exist yet" in told["address"]["sentence"]
+    assert "on disk when it is confirmed" in told["durability"]["sentence"]
+    loses = own_server(Valkey, settings={"appendonly": "no"})
+    refused = doctor(on_sqlite, "--to", f"{loses.url}?stream=new")
+    assert refused.code == 1
+    assert "appendonly is no" in found(refused, "failed")["destination"]["sentence"]
+    accepted = doctor(on_sqlite, "--to", f"{loses.url}?stream=new&durable=false")
+    assert accepted.code == 1
+    assert found(accepted, "failed")["durability"]["remedy"] == "set it to yes"

@@ -21,6 +21,8 @@ ALL = [
 BROKERS = [
     Plan(store="postgres", broker="rabbitmq", seconds=12.0, seed=7),
     Plan(store="postgres", broker="pulsar", seconds=12.0, seed=7),
+    Plan(store="postgres", broker="nats", seconds=12.0, seed=7),
+    Plan(store="postgres", broker="redis", seconds=12.0, seed=7),
 ]
 POLICIES = [
     Plan(store="sqlite", broker="handlers", seconds=6.0, seed=3, on_dead="block", rejected=0.02, lease_seconds=1.0),

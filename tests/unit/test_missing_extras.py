@@ -25,6 +25,8 @@ except MissingExtra as error:
         ("pillarbox.stores.mongo", "bson pymongo", "mongo"),
         ("pillarbox.publishers.kafka", "confluent_kafka", "kafka"),
         ("pillarbox.publishers.rabbitmq", "aiormq pamqp", "rabbitmq"),
+        ("pillarbox.publishers.nats", "nats", "nats"),
+        ("pillarbox.publishers.redis", "redis", "redis"),
         ("pillarbox.sources.rabbitmq", "aiormq pamqp", "rabbitmq"),
     ],
 )

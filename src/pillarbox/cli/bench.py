@@ -58,6 +58,10 @@ _PACKAGES: Final = {
     "kafka": "confluent-kafka",
     "amqp": "aiormq",
     "amqps": "aiormq",
+    "nats": "nats-py",
+    "tls": "nats-py",
+    "redis": "redis",
+    "rediss": "redis",
 }
 _RATES: Final = (
     Column("what"),

@@ -6,7 +6,18 @@ the message of one broker. Pure code, no I/O.
 
 from typing import Final
 
-from pillarbox.envelopes.bindings import Message, PulsarMessage, RabbitMQMessage, kafka, pulsar, rabbitmq
+from pillarbox.envelopes.bindings import (
+    Message,
+    NatsMessage,
+    PulsarMessage,
+    RabbitMQMessage,
+    RedisMessage,
+    kafka,
+    nats,
+    pulsar,
+    rabbitmq,
+    redis,
+)
 from pillarbox.envelopes.cloudevents import CloudEvents, StructuredCloudEvents
 from pillarbox.envelopes.envelope import Binding, Envelope, Legacy
 from pillarbox.envelopes.headers import HeaderBuilder, Headers, default_headers, event_headers
@@ -22,15 +33,19 @@ __all__ = [
     "Headers",
     "Legacy",
     "Message",
+    "NatsMessage",
     "PulsarMessage",
     "RabbitMQMessage",
+    "RedisMessage",
     "StructuredCloudEvents",
     "default_headers",
     "envelope_named",
     "event_headers",
     "kafka",
+    "nats",
     "pulsar",
     "rabbitmq",
+    "redis",
 ]
 
 ENVELOPES: Final = ("raw", "legacy", "cloudevents", "cloudevents_binary", "cloudevents_structured")

@@ -3,8 +3,11 @@
 A broker needs a Binding for the names of its headers and a few lines that make its message: see ``kafka``.
 """
 
+import re
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 from pillarbox.envelopes.envelope import Binding, Envelope
 from pillarbox.envelopes.headers import Headers
@@ -13,6 +16,7 @@ from pillarbox.event import Event
 KAFKA: Final = Binding("ce_")
 PULSAR: Final = Binding("ce_")
 RABBITMQ: Final = Binding("ce-", content_type=None)
+NATS: Final = Binding("ce-")
 KEY_HEADER: Final = "event_key"  # of a broker without keys
 _PROPERTY_FRAME: Final = 12  # the bytes around a name and a value
 
@@ -85,5 +89,71 @@ def rabbitmq(envelope: Envelope) -> Callable[[Event], RabbitMQMessage]:
         if event.key is not None:
             text[KEY_HEADER] = event.key
         return RabbitMQMessage(body(event), text, content_type(event))
+
+    return message
+
+
+# As CloudEvents writes headers: all but printable ASCII, and the three characters that have a meaning there.
+_PLAIN: Final = re.compile(rb"[!#$&-~]*")
+_SAFE: Final = "!#$&'()*+,/:;<=>?@[\\]^`{|}~"
+_NATS_NAME: Final = "!#$&'*+^`|~"
+# They are commands to JetStream: one of them deletes all messages before its own.
+_COMMANDS: Final = "nats-"
+
+
+class NatsMessage(NamedTuple):
+    """The part of a NATS message that an envelope makes."""
+
+    body: bytes
+    headers: dict[str, str]
+
+
+def nats(envelope: Envelope) -> Callable[[Event], NatsMessage]:
+    """The function that makes NATS's message of an event. Its headers are text, percent-encoded as CloudEvents does it:
+    of two with one name the last counts. The event's key is a header too, because NATS has no keys. Own headers that
+    JetStream would take for its own are left out."""
+    body, content_type, headers = envelope.body, envelope.content_type, envelope.header_builder(NATS)
+
+    def message(event: Event) -> NatsMessage:
+        text = {_nats_name(name): _percent_encoded(value) for name, value in headers(event)}
+        text.pop("", None)
+        if "ce-specversion" in text:  # CloudEvents for NATS has the type as an attribute
+            text["ce-datacontenttype"] = _percent_encoded(content_type(event).encode())
+        if event.key is not None:
+            text[KEY_HEADER] = _percent_encoded(event.key.encode())
+        return NatsMessage(body(event), text)
+
+    return message
+
+
+@lru_cache(maxsize=1024)
+def _nats_name(name: str) -> str:
+    """Empty: the header is left out."""
+    return "" if name.lower().strip().startswith(_COMMANDS) else quote(name, safe=_NATS_NAME)
+
+
+def _percent_encoded(value: bytes) -> str:
+    return value.decode() if _PLAIN.fullmatch(value) else quote(value, safe=_SAFE)
+
+
+REDIS: Final = Binding("ce_")
+PAYLOAD_FIELD: Final = "payload"
+
+
+RedisMessage: TypeAlias = dict[str, bytes]
+"""The fields of an entry in a stream of Redis or Valkey."""
+
+
+def redis(envelope: Envelope) -> Callable[[Event], RedisMessage]:
+    """The function that makes the entry of an event: a field for each header, one for its key, and the body in
+    ``payload``. Of two fields with one name the last counts."""
+    body, headers = envelope.body, envelope.header_builder(REDIS)
+
+    def message(event: Event) -> RedisMessage:
+        fields = dict(headers(event))
+        if event.key is not None:
+            fields[KEY_HEADER] = event.key.encode()
+        fields[PAYLOAD_FIELD] = body(event)
+        return fields
 
     return message

@@ -14,13 +14,14 @@ from pillarbox.envelopes.bindings import KEY_HEADER
 from pillarbox.errors import ConfigError, MissingExtra, Outage
 from pillarbox.source import Lane, Lanes, Message, Order, SourceFeatures
 from pillarbox.tasks import PerLoop, ended
+from pillarbox.tls import TLS_OPTIONS, reason_of
 
 try:
     from aiormq import Channel
     from aiormq.abc import DeliveredMessage
     from aiormq.exceptions import AMQPError, ChannelAccessRefused, ChannelInvalidStateError
 
-    from pillarbox.amqp import TLS_OPTIONS, AmqpConnection, Server, is_name, reason_of, split_url
+    from pillarbox.amqp import AmqpConnection, Server, is_name, split_url
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] not in ("aiormq", "pamqp", "yarl"):
         raise

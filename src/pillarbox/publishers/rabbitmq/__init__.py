@@ -14,11 +14,12 @@ from pillarbox.imports import load_object
 from pillarbox.publisher import UNTRIED, Outcome, Publisher, PublisherFeatures, outage
 from pillarbox.publishers._link import Link
 from pillarbox.tasks import PerLoop
+from pillarbox.tls import TLS_OPTIONS, reason_of
 
 try:
     from aiormq.exceptions import AMQPError
 
-    from pillarbox.amqp import TLS_OPTIONS, AmqpConnection, Server, is_name, reason_of, split_url
+    from pillarbox.amqp import AmqpConnection, Server, is_name, split_url
     from pillarbox.publishers.rabbitmq.addresses import Addresses
     from pillarbox.publishers.rabbitmq.examined import examine_address
     from pillarbox.publishers.rabbitmq.messages import Router

@@ -12,7 +12,7 @@ from typing import Final
 from aiormq import Channel
 from aiormq.exceptions import AMQPChannelError, AMQPError, ChannelInvalidStateError, DeliveryError, PublishError
 
-from pillarbox.amqp import AmqpConnection, Server, reason_of
+from pillarbox.amqp import AmqpConnection, Server
 from pillarbox.batch import Batch
 from pillarbox.envelopes import RabbitMQMessage
 from pillarbox.errors import Outage, PillarboxError
@@ -23,6 +23,7 @@ from pillarbox.publishers.keyed import Cursor, KeyedBatch
 from pillarbox.publishers.rabbitmq.addresses import Addresses
 from pillarbox.publishers.rabbitmq.messages import Posting, Router, post
 from pillarbox.tasks import ended
+from pillarbox.tls import reason_of
 
 logger = logging.getLogger("pillarbox.publishers.rabbitmq")
 
