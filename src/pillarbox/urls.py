@@ -34,6 +34,8 @@ PUBLISHERS: Final = {
     "pulsar+ssl": "pillarbox.publishers.pulsar:PulsarPublisher",
     "amqp": "pillarbox.publishers.rabbitmq:RabbitMQPublisher",
     "amqps": "pillarbox.publishers.rabbitmq:RabbitMQPublisher",
+    "http": "pillarbox.publishers.http:HttpPublisher",
+    "https": "pillarbox.publishers.http:HttpPublisher",
     "stdout": "pillarbox.publishers.stdout:StdoutPublisher",
     "file": "pillarbox.publishers.stdout:FilePublisher",
 }
@@ -101,7 +103,7 @@ def store_class(url: str) -> Any:
 
 def publisher_from_url(url: str, **options: Any) -> Publisher:
     """``kafka://host:9092?topic=orders``, ``pulsar://host:6650/tenant/namespace?topic=orders``,
-    ``amqp://host/vhost?exchange=shop``, ``stdout:``, ``file:///path/events.jsonl``."""
+    ``amqp://host/vhost?exchange=shop``, ``https://host/path``, ``stdout:``, ``file:///path/events.jsonl``."""
     kind = _adapter("destination", "pillarbox.publishers", PUBLISHERS, url)
     publisher: Publisher = _with_options(kind, "publisher", url, options)
     return publisher

@@ -6,7 +6,16 @@ the message of one broker. Pure code, no I/O.
 
 from typing import Final
 
-from pillarbox.envelopes.bindings import Message, PulsarMessage, RabbitMQMessage, kafka, pulsar, rabbitmq
+from pillarbox.envelopes.bindings import (
+    HttpMessage,
+    Message,
+    PulsarMessage,
+    RabbitMQMessage,
+    http,
+    kafka,
+    pulsar,
+    rabbitmq,
+)
 from pillarbox.envelopes.cloudevents import CloudEvents, StructuredCloudEvents
 from pillarbox.envelopes.envelope import Binding, Envelope, Legacy
 from pillarbox.envelopes.headers import HeaderBuilder, Headers, default_headers, event_headers
@@ -20,6 +29,7 @@ __all__ = [
     "Envelope",
     "HeaderBuilder",
     "Headers",
+    "HttpMessage",
     "Legacy",
     "Message",
     "PulsarMessage",
@@ -28,6 +38,7 @@ __all__ = [
     "default_headers",
     "envelope_named",
     "event_headers",
+    "http",
     "kafka",
     "pulsar",
     "rabbitmq",
