@@ -102,17 +102,18 @@ _KEY_NAME: Final = "event-key"
 _CONTENT_TYPE: Final = "content-type"
 # Headers that say how a request is sent, and those that prove who sent it: no event may set them.
 _OF_THE_REQUEST: Final = frozenset({
-    _CONTENT_TYPE, "accept-encoding", "connection", "content-encoding", "content-length", "expect", "host", "keep-alive",
-    "te", "trailer", "transfer-encoding", "upgrade",
+    _CONTENT_TYPE, "accept-encoding", "connection", "content-encoding", "content-length", "expect", "host",
+    "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
 })  # fmt: skip
-_TOKEN: Final = "!#$&'*+-.^_`|~"  # what a name may have beside letters and digits; % begins an encoded character
+_OF_A_NAME: Final = "!#$&'*+-.^_`|~"  # what a name may have beside letters and digits; % begins an encoded character
 # What CloudEvents leaves as it is in the header of an attribute.
 _ATTRIBUTE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 _PRINTABLE: Final = re.compile("[!-~]([ -~]*[!-~])?|")
 
 
 def http(envelope: Envelope) -> Callable[[Event], HttpMessage]:
-    """The function that makes the body and the headers of an HTTP request. Of two headers with one name the first counts.
+    """The function that makes the body and the headers of an HTTP request. Of two headers with one name the first
+    counts.
 
     A name has - in place of _, because common servers drop headers with _. Values that are not printable ASCII are
     percent-encoded UTF-8, those of CloudEvents' attributes as its HTTP binding says. The event's key is a header too.
@@ -135,7 +136,7 @@ def http(envelope: Envelope) -> Callable[[Event], HttpMessage]:
 @lru_cache(maxsize=1024)
 def _header_name(name: str) -> str:
     """The name as HTTP takes it; empty: no event may set this header."""
-    name = quote(name.lower().replace("_", "-"), safe=_TOKEN)
+    name = quote(name.lower().replace("_", "-"), safe=_OF_A_NAME)
     is_reserved = name in _OF_THE_REQUEST or name.startswith(("webhook-", "proxy-"))
     return "" if is_reserved else name
 

@@ -48,8 +48,8 @@ class HttpPublisher(Publisher):
 
     url: ``https://host/path``, with its own query if it has one. It may lead anywhere.
     secret: ``whsec_...``, or several: each message has a signature of Standard Webhooks for each. Empty: none.
-    endpoints: in place of ``url`` and ``secret``: a function from an event to an Endpoint, or None if it has none. It may
-    be async. Endpoints are taken for customers' ones, which may only lead to public addresses, unless they are trusted.
+    endpoints: in place of ``url`` and ``secret``: a function, plain or async, from an event to an Endpoint, or None if it
+    has none. Endpoints are taken for customers' ones, which may only lead to public addresses, unless they are trusted.
     on_gone: called with an endpoint that answered 410, which wants no events any more.
     ports: those that a customer's endpoint may use. networks: private ones that it may lead into.
     envelope: an envelope, one of ``pillarbox.envelopes.ENVELOPES``, or a function from an event to an HttpMessage.
@@ -216,8 +216,8 @@ def _split(url: str) -> tuple[str, dict[str, Any]]:
         name, _, text = pair.partition("=")
         if name not in _OPTIONS:
             raise ConfigError(
-                f"unknown option {name!r} in the HTTP URL; {hint(name, _OPTIONS)}. If it belongs to the endpoint, write "
-                f"query={name}%3D and its value"
+                f"unknown option {name!r} in the HTTP URL; {hint(name, _OPTIONS)}. If it belongs to the endpoint, "
+                f"write query={name}%3D and its value"
             )
         value = unquote(text)  # a + is one: secrets have it
         if name == "secret":

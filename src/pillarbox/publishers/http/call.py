@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from pillarbox.envelopes import HttpMessage
@@ -21,7 +21,7 @@ from pillarbox.publishers.keyed import runs_by_key
 from pillarbox.tasks import ended
 
 # The endpoint of an event; None: it has none. It may be an async function.
-Chooser: TypeAlias = Callable[[Event], Endpoint | None | Awaitable[Endpoint | None]]
+Chooser: TypeAlias = Callable[[Event], Endpoint | Awaitable[Endpoint | None] | None]
 # Called with an endpoint that answered 410.
 OnGone: TypeAlias = Callable[[Endpoint], Awaitable[None] | None]
 
@@ -71,8 +71,9 @@ class Sending:
         """What the application's function says."""
         assert self.choose is not None
         try:
-            found = self.choose(event)
-            endpoint = await found if inspect.isawaitable(found) else found
+            endpoint: Any = self.choose(event)
+            if inspect.isawaitable(endpoint):
+                endpoint = await endpoint
         except (Reject, ConfigError) as error:
             return rejected(str(error))
         except Outage as error:

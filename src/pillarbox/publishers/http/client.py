@@ -72,12 +72,12 @@ class Client:
             headers["webhook-signature"] = signatures(endpoint.keys, id_, timestamp, body)
         session = self._trusted if endpoint.trusted else self._guarded
         data = BytesIO(body) if len(body) > _LARGE_BYTES else body
-        answers = state.answers
+        begun = time.monotonic()
         try:
             response = await session.post(endpoint.address, data=data, headers=headers, allow_redirects=False)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            return self._failure(endpoint, error, state.answers > answers)
-        state.answers += 1
+            return self._failure(endpoint, error, state.was_lively(begun, self._times.request))
+        state.answered(self._times.request)
         # The status is the answer, whatever the rest of it is.
         await _read(response)
         return verdict_of(endpoint.name, response.status, response.headers)
@@ -103,13 +103,14 @@ class Client:
             return Verdict(Fault.ENDPOINT, f"{name} cannot be reached: {_reason(error.os_error)}")
         if isinstance(error, aiohttp.InvalidURL):
             return Verdict(Fault.EVENT, f"{name}: its URL cannot be used")
-        # The request was sent. Silence is the event's fault only if others had answers meanwhile.
-        fault = Fault.EITHER if is_lively else Fault.AWAY
+        # The request was sent.
         if isinstance(error, TimeoutError):
+            # It may be the event's fault only if others had answers all the time.
+            fault = Fault.EITHER if is_lively else Fault.AWAY
             return Verdict(fault, f"{name} did not answer within {self._times.request:g} s")
         if isinstance(error, aiohttp.ClientResponseError):
-            return Verdict(fault, f"{name} did not answer in HTTP")
-        return Verdict(fault, f"{name} closed the connection without an answer")
+            return Verdict(Fault.AWAY, f"{name} did not answer in HTTP")
+        return Verdict(Fault.AWAY, f"{name} closed the connection without an answer")
 
 
 async def _read(response: aiohttp.ClientResponse) -> None:
@@ -134,7 +135,7 @@ def _forbidden(endpoint: Endpoint, problem: str) -> Verdict:
 def _cause(error: BaseException | None, kind: type[OSError]) -> OSError | None:
     """The error of this kind from which another one was made."""
     while error is not None:
-        for each in (error, getattr(error, "os_error", None), getattr(error, "certificate_error", None)):
+        for each in (getattr(error, "certificate_error", None), getattr(error, "os_error", None), error):
             if isinstance(each, kind):
                 return each
         error = error.__cause__

@@ -20,18 +20,19 @@ _FIRST_SECONDS: Final = 5.0
 _LIMIT_SECONDS: Final = 60.0
 _AGAIN_SECONDS: Final = 5.0  # for events of an endpoint that has no room for them
 _REFUSALS: Final = 5
+_GAP: Final = 0.25
 _MOST_STATES: Final = 10_000
 
 
 class State:
-    """One endpoint. answers: how many it has given."""
+    """One endpoint. users: the events that are under way. is_slow: its last answer took longer than the calls wait."""
 
     def __init__(self, name: str, concurrency: int) -> None:
         self.name = name
         self.room = asyncio.Semaphore(concurrency)
-        self.answers = 0
         self.is_slow = False
-        self.users = 0  # events that are under way
+        self.users = 0
+        self._answered_at = self._lively_since = float("-inf")
         self.breaker = Breaker(
             Subject("endpoint", name), "it", first_seconds=_FIRST_SECONDS, limit_seconds=_LIMIT_SECONDS, logger=logger
         )
@@ -40,6 +41,18 @@ class State:
     @property
     def is_idle(self) -> bool:
         return not self.users and self.breaker.state is Circuit.CLOSED
+
+    def answered(self, timeout: float) -> None:
+        """Note an answer, whatever it says. timeout: the seconds that a request may take."""
+        now = time.monotonic()
+        if now - self._answered_at > timeout * _GAP:
+            self._lively_since = now
+        self._answered_at = now
+
+    def was_lively(self, since: float, timeout: float) -> bool:
+        """Whether it has answered since then, without a gap in which it could have been away."""
+        gap = timeout * _GAP
+        return self._lively_since <= since + gap and self._answered_at >= time.monotonic() - gap
 
     def aside(self) -> Outcome:
         """The outcome of an event that is not sent now, so that it holds nobody up."""
