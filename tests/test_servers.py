@@ -38,7 +38,6 @@ from servers import (
     Postgres,
     Postgres15,
     Pulsar,
-    Receiver,
     Server,
     ServerError,
     Valkey,
@@ -182,8 +181,9 @@ def receiver_write(server: Server) -> None:
     urllib.request.urlopen(server.url, data=VALUE.encode(), timeout=30).close()
 
 
-def receiver_read(server: Receiver) -> str:
-    return server.taken()[-1].body.decode()
+def receiver_read(server: Server) -> str:
+    with urllib.request.urlopen(server.url, timeout=30) as answer:
+        return bytes(answer.read()).decode()
 
 
 def nats_write(server: Server) -> None:
