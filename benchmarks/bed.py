@@ -15,10 +15,11 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from benchmarks.hooks import Hooks
 from benchmarks.pulsar_topics import PulsarTopics
 from benchmarks.rabbit import Queues
 from pillarbox.stores.mysql.url import connect_settings
-from servers import Kafka, MariaDB, Mongo, MySQL, Postgres, Pulsar, RabbitMQ, start_all
+from servers import Kafka, MariaDB, Mongo, MySQL, Postgres, Pulsar, RabbitMQ, Receiver, start_all
 from servers.process import drop_folder, make_folder
 
 S = TypeVar("S", MySQL, MariaDB)
@@ -124,6 +125,14 @@ class Bed:
         self._stack.callback(server.close)
         print("server    RabbitMQ (quorum queues)", flush=True)
         return Queues(server)
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        server = Receiver()
+        server.start()
+        self._stack.callback(server.close)
+        print("server    an HTTP receiver, which notes each request", flush=True)
+        return Hooks(server)
 
     @cached_property
     def mongo(self) -> "BenchMongo":

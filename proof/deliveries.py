@@ -14,6 +14,7 @@ from confluent_kafka import admin as confluent_admin
 
 from proof.content import fingerprint
 from proof.history import Delivery
+from servers import Receiver
 
 _READ_SECONDS: Final = 120.0
 
@@ -98,6 +99,16 @@ def _from_queue(message: Any, number: int) -> Delivery:
     sha256 = fingerprint(key, message.body, str(headers.get("proof", "")))
     # The server notes no instant.
     return Delivery(properties.message_id, key, sha256, [0, number], 0.0)
+
+
+def from_receiver(receiver: Receiver) -> list[Delivery]:
+    """Deliveries to a receiver of webhooks, from its own notes."""
+    found: list[Delivery] = []
+    for place, (at, _, headers, body) in enumerate(receiver.taken()):
+        key = headers.get("event-key")
+        sha256 = fingerprint(key, body, headers.get("proof", ""))
+        found.append(Delivery(headers["webhook-id"], key, sha256, [0, place], at))
+    return found
 
 
 def from_pulsar(url: str, topic: str) -> list[Delivery]:

@@ -95,7 +95,7 @@ def _publishers(orders: Orders) -> tuple[Any, Any]:
         handlers = consumer(database, Path(orders.broker["ledger"]), orders.broker["seed"])
         shut = Path(orders.broker["shut"])
         return Door(handlers, shut), Door(handlers, shut)
-    publisher = {"kafka": _kafka, "rabbitmq": _rabbitmq, "pulsar": _pulsar}[orders.broker["kind"]]
+    publisher = {"kafka": _kafka, "rabbitmq": _rabbitmq, "pulsar": _pulsar, "http": _http}[orders.broker["kind"]]
     return publisher(orders), publisher(orders)
 
 
@@ -130,6 +130,14 @@ def _rabbitmq(orders: Orders) -> Any:
         max_bytes=orders.broker["max_bytes"],
         stuck="5s",
         connect_timeout="2s",
+    )
+
+
+def _http(orders: Orders) -> Any:
+    from pillarbox.publishers.http import HttpPublisher
+
+    return HttpPublisher(
+        f"http://{orders.broker['servers']}/", secret=f"whsec_{'YWJj' * 8}", timeout="5s", connect_timeout="2s"
     )
 
 

@@ -49,9 +49,9 @@ class Receiver(Server):
         found = [json.loads(line) for line in lines]
         return [Taken(each["at"], each["path"], each["headers"], b64decode(each["body"])) for each in found]
 
-    def count(self) -> int:
-        """The number of requests since the first start."""
-        return self._kept.read_bytes().count(b"\n")
+    def count(self, path: str = "") -> int:
+        """The number of requests since the first start whose path begins like this."""
+        return self._kept.read_bytes().count(f'"path": "{path}'.encode())
 
     @property
     def _kept(self) -> Path:

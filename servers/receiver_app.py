@@ -1,4 +1,5 @@
-"""The process of a `Receiver`: it appends each request to a file before it answers. A GET gives the last body."""
+"""The process of a `Receiver`: it appends each request to a file before it answers. A GET gives the last body.
+A path that ends with /hang gets no answer."""
 
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ async def _serve(port: int, path: Path, most_bytes: int) -> None:
 
     async def take(request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
+        if request.path.endswith("/hang"):
+            await asyncio.Event().wait()
         if len(body) > most_bytes:
             return web.Response(status=413)
         if request.method == "GET":

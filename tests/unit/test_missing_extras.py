@@ -26,6 +26,7 @@ except MissingExtra as error:
         ("pillarbox.publishers.kafka", "confluent_kafka", "kafka"),
         ("pillarbox.publishers.rabbitmq", "aiormq pamqp", "rabbitmq"),
         ("pillarbox.sources.rabbitmq", "aiormq pamqp", "rabbitmq"),
+        ("pillarbox.publishers.http", "aiohttp yarl", "http"),
     ],
 )
 def test_a_missing_extra_is_named(module: str, libraries: str, extra: str) -> None:

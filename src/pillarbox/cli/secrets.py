@@ -4,7 +4,7 @@ import re
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-_SECRET_OPTION: Final = re.compile(r"pass|secret|token|key|credential", re.IGNORECASE)
+_SECRET_OPTION: Final = re.compile(r"pass|secret|token|key|credential|^query$", re.IGNORECASE)  # a webhook's query
 _PASSWORD: Final = re.compile(r"://[^\s@]*:\S*@")
 _SHORTEST: Final = 4  # a shorter secret would be found in too many words
 

@@ -48,8 +48,8 @@ class HttpPublisher(Publisher):
 
     url: ``https://host/path``, with its own query if it has one. It may lead anywhere.
     secret: ``whsec_...``, or several: each message has a signature of Standard Webhooks for each. Empty: none.
-    endpoints: in place of ``url`` and ``secret``: a function, plain or async, from an event to an Endpoint, or None if it
-    has none. Endpoints are taken for customers' ones, which may only lead to public addresses, unless they are trusted.
+    endpoints: in place of ``url`` and ``secret``: a function, plain or async, from an event to an Endpoint, or None if
+    it has none. An endpoint is taken for a customer's, which may lead to public addresses only, unless it is trusted.
     on_gone: called with an endpoint that answered 410, which wants no events any more.
     ports: those that a customer's endpoint may use. networks: private ones that it may lead into.
     envelope: an envelope, one of ``pillarbox.envelopes.ENVELOPES``, or a function from an event to an HttpMessage.
