@@ -169,6 +169,19 @@ class TestMessages:
         assert shop.requests[0].headers["authorization"] == "Basic " + base64.b64encode(b"bob:p@ss").decode()
         assert opened.description == f"http {shop.url}"
 
+    async def test_a_second_login_rejects_the_event(self, publisher: Open) -> None:
+        async with site() as shop:
+            opened = await publisher(shop.url.replace("//", "//bob:p%40ss@"))
+            (outcome,) = await publish(opened, [make_event(headers={"authorization": "Bearer x"})])
+        assert outcome.result is Result.REJECTED
+        assert "no form for a header" in (outcome.error or "")
+        assert not shop.requests
+
+    async def test_a_host_that_is_none_is_an_outage(self, publisher: Open) -> None:
+        (outcome,) = await publish(await publisher("http://127.1/"), [make_event()])
+        assert outcome.is_outage
+        assert "its URL cannot be used" in (outcome.error or "")
+
     async def test_no_cookie_is_kept_and_connections_are(self, publisher: Open) -> None:
         async with site(status(204, set_cookie="a=b; Path=/")) as shop:
             opened = await publisher(shop.url)

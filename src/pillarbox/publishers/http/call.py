@@ -12,12 +12,12 @@ from uuid import UUID
 from pillarbox.envelopes import HttpMessage
 from pillarbox.errors import ConfigError, Outage, PillarboxError, Reject
 from pillarbox.event import Event
-from pillarbox.publisher import PUBLISHED, UNTRIED, Outcome, outage, rejected, retry
+from pillarbox.publisher import UNTRIED, Outcome, outage, rejected, retry
 from pillarbox.publishers.http.answers import Fault
 from pillarbox.publishers.http.client import Client
 from pillarbox.publishers.http.endpoint import Endpoint
 from pillarbox.publishers.http.state import State, States, logger, outcome_of_only
-from pillarbox.publishers.keyed import runs_by_key
+from pillarbox.publishers.keyed import KeyedBatch
 from pillarbox.tasks import ended
 
 # The endpoint of an event; None: it has none. It may be an async function.
@@ -28,6 +28,8 @@ OnGone: TypeAlias = Callable[[Endpoint], Awaitable[None] | None]
 _MOST_REQUESTS: Final = 256
 # The rest is for events that a call waits for.
 _MOST_SLOW: Final = 128
+# How many times its patience a call waits for the turn of a request.
+_TURNS: Final = 10
 _KEEP_SECONDS: Final = 60.0
 _PENDING: Final = retry("its endpoint has not answered yet; the request goes on", charged=False, after_seconds=1.0)
 
@@ -156,34 +158,28 @@ class Call:
 
     def __init__(self, sending: Sending, events: Sequence[Event]) -> None:
         self._sending = sending
-        self._events = events
-        self._is_down = False
-        self._outcomes: list[Outcome] = [UNTRIED] * len(events)
-        self.tasks: list[asyncio.Task[None]] = []
+        self._keyed = KeyedBatch(events)
+        # More than a publisher sends at once would only wait.
+        most = _MOST_REQUESTS if sending.only is None else sending.states.concurrency
+        self.tasks = [asyncio.create_task(self._work()) for _ in range(min(most, self._keyed.keys))]
 
     async def run(self) -> list[Outcome]:
-        """One outcome per event; a key that is cancelled stays untried from there on."""
-        tasks = self.tasks = [asyncio.create_task(self._work(run)) for run in runs_by_key(self._events)]
+        """One outcome per event. If a task is cancelled, its event and what follows of the key are untried."""
         try:
-            await asyncio.wait(tasks)
+            await asyncio.wait(self.tasks)
         finally:
-            for task in tasks:
-                if not task.done():
-                    await ended(task)
-        for task in tasks:
+            for task in self.tasks:
+                await ended(task)
+        for task in self.tasks:
             if not task.cancelled():
                 task.result()
-        return self._outcomes
+        return self._keyed.outcomes
 
-    async def _work(self, run: Sequence[int]) -> None:
+    async def _work(self) -> None:
         deliver = self._deliver if self._sending.only is None else self._deliver_to_only
-        for index in run:
-            if self._is_down or self._sending.is_stopping:
-                return
-            outcome = self._outcomes[index] = await deliver(self._events[index])
-            self._is_down |= outcome.is_outage
-            if outcome is not PUBLISHED:
-                return
+        cursor = self._keyed.cursor()
+        while (event := cursor.event) is not None and not self._sending.is_stopping:
+            cursor.record(await deliver(event))
 
     async def _deliver_to_only(self, event: Event) -> Outcome:
         sending, endpoint = self._sending, self._sending.only
@@ -193,7 +189,7 @@ class Call:
             return message
         state = sending.states.of(endpoint)
         async with state.room:
-            if self._is_down or sending.is_stopping:
+            if self._keyed.is_down or sending.is_stopping:
                 return UNTRIED
             return outcome_of_only(await sending.client.post(endpoint, state, event, message))
 
@@ -215,7 +211,8 @@ class Call:
         task = asyncio.create_task(request.run())
         hurried = state.is_slow or state.breaker.probing
         try:
-            await asyncio.wait([task], timeout=0 if hurried else sending.patience)
+            if not hurried:
+                await self._wait(task, request, state)
         except asyncio.CancelledError:
             await ended(task)
             raise
@@ -228,6 +225,19 @@ class Call:
         sending.slow.add(event, task)
         return _PENDING
 
+    async def _wait(self, task: asyncio.Task[Outcome], request: "_Request", state: State) -> None:
+        """Wait for the request's turn while the endpoint is quick, and then for its answer while the patience lasts."""
+        patience, now = self._sending.patience, time.monotonic()
+        latest = now + _TURNS * patience
+        until = now + patience
+        while not task.done() and now < until:
+            await asyncio.wait([task], timeout=until - now)
+            now = time.monotonic()
+            if request.is_sent:
+                until = request.sent_at + patience
+            elif not state.is_slow:
+                until = min(now + patience / 4, latest)
+
 
 class _Request:
     """The request of one event, from its place among the others to its outcome."""
@@ -238,7 +248,11 @@ class _Request:
         self._state = state
         self._event = event
         self._message = message
-        self.is_sent = False
+        self.sent_at = 0.0
+
+    @property
+    def is_sent(self) -> bool:
+        return self.sent_at > 0
 
     async def run(self) -> Outcome:
         sending, state = self._sending, self._state
@@ -247,9 +261,9 @@ class _Request:
         is_over = False
         try:
             async with state.room, sending.room:
-                self.is_sent, begun = True, time.monotonic()
+                self.sent_at = time.monotonic()
                 verdict = await sending.client.post(self._endpoint, state, self._event, self._message)
-                state.is_slow = time.monotonic() - begun >= sending.patience
+                state.is_slow = time.monotonic() - self.sent_at >= sending.patience
             if verdict.fault is Fault.GONE:
                 await sending.gone(self._endpoint)
             outcome = state.outcome(self._event, verdict)

@@ -80,7 +80,7 @@ class Client:
         state.answered(self._times.request)
         # The status is the answer, whatever the rest of it is.
         await _read(response)
-        return verdict_of(endpoint.name, response.status, response.headers)
+        return verdict_of(state.name, response.status, response.headers)
 
     async def close(self) -> None:
         await self._trusted.close()
@@ -102,7 +102,10 @@ class Client:
         if isinstance(error, aiohttp.ClientConnectorError):
             return Verdict(Fault.ENDPOINT, f"{name} cannot be reached: {_reason(error.os_error)}")
         if isinstance(error, aiohttp.InvalidURL):
-            return Verdict(Fault.EVENT, f"{name}: its URL cannot be used")
+            fault = Fault.ENDPOINT if endpoint.trusted else Fault.FORBIDDEN
+            return Verdict(fault, f"{name}: its URL cannot be used; correct its host")
+        if isinstance(error, ValueError):
+            return Verdict(Fault.EVENT, f"{name}: HTTP has no form for a header of this event")
         # The request was sent.
         if isinstance(error, TimeoutError):
             # It may be the event's fault only if others had answers all the time.

@@ -83,7 +83,7 @@ class State:
                 return retry(error)
         self.breaker.failed(time.monotonic(), error, after or 0.0)
         # Later than the events behind the circuit, so that another one is the next probe: this one may be to blame.
-        after = max(after or 0.0, 2 * self.breaker.seconds_left(time.monotonic()))
+        after = self.breaker.seconds_left(time.monotonic()) + _AGAIN_SECONDS
         return retry(error, charged=False, after_seconds=after)
 
 
@@ -91,7 +91,7 @@ class States:
     """The states of endpoints by their URL. Those that nobody uses are forgotten when there are many."""
 
     def __init__(self, concurrency: int) -> None:
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._states: OrderedDict[str, State] = OrderedDict()
 
     def of(self, endpoint: Endpoint) -> State:
@@ -99,7 +99,7 @@ class States:
         if state is None:
             if len(self._states) >= _MOST_STATES:
                 self._forget()
-            state = self._states[endpoint.url] = State(endpoint.name, self._concurrency)
+            state = self._states[endpoint.url] = State(endpoint.name, self.concurrency)
         self._states.move_to_end(endpoint.url)
         return state
 
