@@ -64,7 +64,8 @@ def test_any_header_can_be_sent(headers: dict[str, str], key: str) -> None:
 
 
 def test_an_endpoint_is_lively_only_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
     monkeypatch.setattr("pillarbox.publishers.http.state.time", clock)
     state = State("https://a.example", 4)
     for clock.now in (0.0, 2.0, 4.0, 6.0, 8.0, 10.0):

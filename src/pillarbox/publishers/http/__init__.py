@@ -129,7 +129,7 @@ class HttpPublisher(Publisher):
 
     @property
     def description(self) -> str:
-        return "http endpoints" if self._only is None else f"http {self._only.name}"
+        return "http endpoints" if self._only is None else self._only.name.replace("://", " ")
 
     async def open(self) -> None:
         """Get ready. A server that is away does not raise: publishing reports it as an outage."""
