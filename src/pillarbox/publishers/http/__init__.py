@@ -216,8 +216,8 @@ def _split(url: str) -> tuple[str, dict[str, Any]]:
         name, _, text = pair.partition("=")
         if name not in _OPTIONS:
             raise ConfigError(
-                f"unknown option {name!r} in the HTTP URL; {hint(name, _OPTIONS)}. If it belongs to the endpoint, "
-                f"write query={name}%3D and its value"
+                f"unknown option {name!r} in the HTTP URL; write query={name}%3D and its value if it belongs to the "
+                f"endpoint, or {hint(name, _OPTIONS)}"
             )
         value = unquote(text)  # a + is one: secrets have it
         if name == "secret":
