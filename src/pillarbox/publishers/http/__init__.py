@@ -34,7 +34,7 @@ _OPTIONS: Final = (
     "secret", "query", "envelope", "headers", "source", "concurrency", "max_bytes", "timeout", "connect_timeout",
     "cafile", "certfile", "keyfile",
 )  # fmt: skip
-_ARGUMENTS: Final = frozenset(_OPTIONS) - {"query"}
+_OF_CUSTOMERS: Final = ("endpoints", "on_gone", "ports", "networks", "patience")
 _NUMBERS: Final = ("concurrency", "max_bytes")
 _CALLS: Final = 16
 _FIRST_BATCH: Final = 100
@@ -65,7 +65,7 @@ class HttpPublisher(Publisher):
     keyfile: the key of that certificate.
     """
 
-    options = _ARGUMENTS
+    options = frozenset((*_OPTIONS, *_OF_CUSTOMERS)) - {"query"}
 
     def __init__(
         self,
