@@ -17,7 +17,7 @@ from pillarbox.publishers.http.answers import Fault, Verdict, verdict_of
 from pillarbox.publishers.http.endpoint import Endpoint
 from pillarbox.publishers.http.guard import Forbidden, Guard
 from pillarbox.publishers.http.signing import signatures
-from pillarbox.publishers.http.state import State
+from pillarbox.publishers.http.state import State, logger
 from pillarbox.version import __version__
 
 _ANSWER_BYTES: Final = 65_536
@@ -75,7 +75,8 @@ class Client:
         begun = time.monotonic()
         try:
             response = await session.post(endpoint.address, data=data, headers=headers, allow_redirects=False)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except Exception as error:
+            logger.debug("posting event %s failed", event.id, exc_info=error)
             return self._failure(endpoint, error, state.was_lively(begun, self._times.request))
         state.answered(self._times.request)
         # The status is the answer, whatever the rest of it is.
@@ -113,7 +114,9 @@ class Client:
             return Verdict(fault, f"{name} did not answer within {self._times.request:g} s")
         if isinstance(error, aiohttp.ClientResponseError):
             return Verdict(Fault.AWAY, f"{name} did not answer in HTTP")
-        return Verdict(Fault.AWAY, f"{name} closed the connection without an answer")
+        if isinstance(error, aiohttp.ClientError | OSError):
+            return Verdict(Fault.AWAY, f"{name} closed the connection without an answer")
+        return Verdict(Fault.AWAY, f"{name}: the request failed with {type(error).__name__}")
 
 
 async def _read(response: aiohttp.ClientResponse) -> None:
