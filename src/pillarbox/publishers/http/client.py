@@ -17,7 +17,7 @@ from pillarbox.publishers.http.answers import Fault, Verdict, verdict_of
 from pillarbox.publishers.http.endpoint import Endpoint
 from pillarbox.publishers.http.guard import Forbidden, Guard
 from pillarbox.publishers.http.signing import signatures
-from pillarbox.publishers.http.state import State, logger
+from pillarbox.publishers.http.state import State
 from pillarbox.version import __version__
 
 _ANSWER_BYTES: Final = 65_536
@@ -76,7 +76,6 @@ class Client:
         try:
             response = await session.post(endpoint.address, data=data, headers=headers, allow_redirects=False)
         except Exception as error:
-            logger.debug("posting event %s failed", event.id, exc_info=error)
             return self._failure(endpoint, error, state.was_lively(begun, self._times.request))
         state.answered(self._times.request)
         # The status is the answer, whatever the rest of it is.
