@@ -15,12 +15,13 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from benchmarks.hooks import Hooks
 from benchmarks.jetstreams import JetStreams
 from benchmarks.pulsar_topics import PulsarTopics
 from benchmarks.rabbit import Queues
 from benchmarks.redis_streams import RedisStreams
 from pillarbox.stores.mysql.url import connect_settings
-from servers import Kafka, MariaDB, Mongo, MySQL, Nats, Postgres, Pulsar, RabbitMQ, Valkey, start_all
+from servers import Kafka, MariaDB, Mongo, MySQL, Nats, Postgres, Pulsar, RabbitMQ, Receiver, Valkey, start_all
 from servers.process import drop_folder, make_folder
 
 S = TypeVar("S", MySQL, MariaDB)
@@ -142,6 +143,14 @@ class Bed:
         self._stack.callback(server.close)
         print("server    Valkey (appendfsync always)", flush=True)
         return RedisStreams(server)
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        server = Receiver()
+        server.start()
+        self._stack.callback(server.close)
+        print("server    an HTTP receiver, which notes each request", flush=True)
+        return Hooks(server)
 
     @cached_property
     def mongo(self) -> "BenchMongo":

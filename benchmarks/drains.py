@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -237,6 +238,35 @@ def redis(bed: Bed, scale: Scale) -> Row:
         broker=bed.redis_streams,
         to="redis",
     )
+
+
+def http(bed: Bed, scale: Scale) -> Row:
+    """Ordered, rows kept, to one URL."""
+    few = scale.with_events(scale.events // 10)
+    return against_bare(
+        bed,
+        few,
+        "postgres-http",
+        "floor_http",
+        lambda: fill_postgres(bed.url, few.events),
+        broker=bed.hooks,
+        to="http",
+    )
+
+
+def hanging_endpoint(bed: Bed, scale: Scale) -> Row:
+    """The other endpoints beside one that never answers, against the same without that one."""
+    drains, others = Drains(bed, "http-hanging-endpoint", bed.hooks), 19
+    events = scale.events // 3 // others * others  # long enough that one wait for it is a small part
+    with_it = events // others * (others + 1)
+
+    def run(loaded: int, endpoints: int, hangs: bool) -> dict[str, Any]:
+        load = partial(fill_postgres, bed.url, loaded)
+        return drains.run("ours", events, load, strict=False, to="http", endpoints=endpoints, hangs=hangs)
+
+    ours, floor = in_turn(scale.rounds, lambda: run(with_it, others + 1, True), lambda: run(events, others, False))
+    drains.close()
+    return row("http-hanging-endpoint", ours, floor, endpoints=others + 1)
 
 
 def _large(bed: Bed, scale: Scale, name: str, size: int) -> Row:

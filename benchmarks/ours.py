@@ -11,12 +11,14 @@ from prometheus_client import CollectorRegistry
 from benchmarks.child import answer, settings_from_parent
 from benchmarks.clock import Clock
 from benchmarks.handled import Handled
+from benchmarks.hooks import CONCURRENCY, SECRET, to_endpoints
 from benchmarks.load import add_more
 from pillarbox.bench.clocks import DrainObserver, PublishObserver
 from pillarbox.observe import Observer
 from pillarbox.observe.prometheus import Prometheus
 from pillarbox.publisher import Publisher
 from pillarbox.publishers.handlers import Handlers
+from pillarbox.publishers.http import HttpPublisher
 from pillarbox.publishers.kafka import KafkaPublisher
 from pillarbox.publishers.nats import NatsPublisher
 from pillarbox.publishers.pulsar import PulsarPublisher
@@ -53,6 +55,13 @@ def _pulsar(settings: dict[str, Any]) -> Publisher:
     return PulsarPublisher(servers=settings["servers"], topic=settings["topic"], producers=settings["slots"])
 
 
+def _http(settings: dict[str, Any]) -> Publisher:
+    url = settings["servers"] + settings["topic"]
+    if "endpoints" in settings:
+        return to_endpoints(url, settings["endpoints"], hangs=settings["hangs"])
+    return HttpPublisher(url, secret=SECRET, concurrency=CONCURRENCY)
+
+
 def _publisher(settings: dict[str, Any], handled: Handled) -> Publisher:
     match settings.get("to", "kafka"):
         case "handlers":
@@ -63,6 +72,8 @@ def _publisher(settings: dict[str, Any], handled: Handled) -> Publisher:
             return _nats(settings)
         case "redis":
             return _redis(settings)
+        case "http":
+            return _http(settings)
         case "rabbitmq":
             return _rabbitmq(settings)
     return _kafka(settings)

@@ -96,6 +96,8 @@ ROWS: dict[str, Entry] = {
     "postgres-nats": Entry(drains.nats, Bar(0.8)),
     "postgres-redis": Entry(drains.redis, Bar(0.8)),
     "postgres-pulsar": Entry(drains.pulsar, Bar(0.8)),
+    "postgres-http": Entry(drains.http, Bar(0.8)),
+    "http-hanging-endpoint": Entry(drains.hanging_endpoint, Bar(0.9)),
     "postgres-kafka-deleted": Entry(drains.postgres_deleted, Bar(0.85)),
     "postgres-kafka-metrics": Entry(drains.metrics, _at_most(1.04), promised=True),
     "postgres-backlog-5m": Entry(backlogs.postgres_most, Bar(0.9)),

@@ -26,7 +26,7 @@ from proof.history import History
 from proof.planted import PLANTED
 from proof.tracer import EXACTLY_ONCE_POINTS, POINTS
 
-BROKERS = ("kafka", "pulsar", "rabbitmq", "handlers")
+BROKERS = ("kafka", "pulsar", "rabbitmq", "http", "handlers")
 _SET = "kafka-set"
 _WITHOUT_CONSUMERS = (_SET, "nats", "redis")
 _CARD = Path("build/run-card.json")
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     consuming = commands.add_parser("consumers", help="the same for consumers; exit code: 0 passed")
     consuming.add_argument("--store", choices=("postgres", "mongo"), default="postgres", help="default postgres")
-    consuming.add_argument("--broker", choices=BROKERS[:-1], default="kafka", help="default kafka")
+    consuming.add_argument("--broker", choices=BROKERS[:-2], default="kafka", help="default kafka")
     consuming.add_argument("--seconds", type=float, default=60.0, help="how long messages are written; default 60")
     consuming.add_argument("--seed", type=int, help="default: a random one, which is printed")
     consuming.add_argument(

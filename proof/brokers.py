@@ -14,9 +14,9 @@ from confluent_kafka.cimpl import NewTopic
 from nats.js.api import StreamConfig
 from redis import Redis
 
-from proof.deliveries import from_kafka, from_nats, from_pulsar, from_rabbitmq, from_redis
+from proof.deliveries import from_kafka, from_nats, from_pulsar, from_rabbitmq, from_receiver, from_redis
 from proof.history import Delivery
-from servers import Kafka, KafkaCluster, Nats, Pulsar, RabbitMQ, Server, Valkey
+from servers import Kafka, KafkaCluster, Nats, Pulsar, RabbitMQ, Receiver, Server, Valkey
 from servers.kafka import VERSION as KAFKA_VERSION
 from servers.kafka import ProxyPorts
 from servers.pulsar import VERSION as PULSAR_VERSION
@@ -231,8 +231,30 @@ class PulsarBroker(Broker):
         return from_pulsar(self.server.url, _NAME)
 
 
+class HttpBroker(Broker):
+    """A receiver of webhooks, which notes a request before it answers, and refuses what is too large for it."""
+
+    name = "http"
+
+    def __init__(self) -> None:
+        self.server: Receiver = Receiver(most_bytes=LARGEST_BYTES)
+
+    def version(self) -> str:
+        return "an HTTP receiver"
+
+    def proxies(self) -> Sequence[ProxyPorts]:
+        return [ProxyPorts(0, self.server.port)] * PROXIES
+
+    def prepare(self) -> dict[str, Any]:
+        return {"kind": self.name, "servers": f"127.0.0.1:{self.server.port}"}
+
+    def deliveries(self) -> list[Delivery]:
+        return from_receiver(self.server)
+
+
 BROKERS: Final = {
-    each.name: each for each in (KafkaBroker, KafkaSetBroker, RabbitMQBroker, PulsarBroker, NatsBroker, RedisBroker)
+    each.name: each
+    for each in (KafkaBroker, KafkaSetBroker, RabbitMQBroker, PulsarBroker, NatsBroker, RedisBroker, HttpBroker)
 }
 HANDLERS: Final = "handlers"
 """In place of a broker: the events go to handlers in the relay."""

@@ -17,6 +17,7 @@ from redis import Redis
 
 from proof.content import fingerprint
 from proof.history import Delivery
+from servers import Receiver
 
 _READ_SECONDS: Final = 120.0
 
@@ -131,6 +132,15 @@ def from_redis(url: str, stream: str) -> list[Delivery]:
         sha256 = fingerprint(key, fields[b"payload"], fields.get(b"proof", b"").decode())
         written_at = int(identity.partition(b"-")[0]) / 1000
         found.append(Delivery(fields[b"event_id"].decode(), key, sha256, [0, place], written_at))
+
+
+def from_receiver(receiver: Receiver) -> list[Delivery]:
+    """Deliveries to a receiver of webhooks, from its own notes."""
+    found: list[Delivery] = []
+    for place, (at, _, headers, body) in enumerate(receiver.taken()):
+        key = headers.get("event-key")
+        sha256 = fingerprint(key, body, headers.get("proof", ""))
+        found.append(Delivery(headers["webhook-id"], key, sha256, [0, place], at))
     return found
 
 

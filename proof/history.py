@@ -20,7 +20,7 @@ class Run:
 
     seed: int
     store: str
-    broker: str  # kafka, rabbitmq, pulsar, nats, redis, or handlers
+    broker: str  # kafka, rabbitmq, pulsar, nats, redis, http, or handlers
     seconds: float  # how long events were written
     versions: dict[str, str]
     settings: dict[str, Any]  # max_attempts, on_dead, lease_seconds, slots, batch, keys, writers, workers ...

@@ -95,9 +95,15 @@ def _publishers(orders: Orders) -> tuple[Any, Any]:
         handlers = consumer(database, Path(orders.broker["ledger"]), orders.broker["seed"])
         shut = Path(orders.broker["shut"])
         return Door(handlers, shut), Door(handlers, shut)
-    publisher = {"kafka": _kafka, "rabbitmq": _rabbitmq, "pulsar": _pulsar, "nats": _nats, "redis": _redis}[
-        orders.broker["kind"]
-    ]
+    publishers = {
+        "kafka": _kafka,
+        "rabbitmq": _rabbitmq,
+        "pulsar": _pulsar,
+        "nats": _nats,
+        "redis": _redis,
+        "http": _http,
+    }
+    publisher = publishers[orders.broker["kind"]]
     return publisher(orders), publisher(orders)
 
 
@@ -152,6 +158,14 @@ def _rabbitmq(orders: Orders) -> Any:
         max_bytes=orders.broker["max_bytes"],
         stuck="5s",
         connect_timeout="2s",
+    )
+
+
+def _http(orders: Orders) -> Any:
+    from pillarbox.publishers.http import HttpPublisher
+
+    return HttpPublisher(
+        f"http://{orders.broker['servers']}/", secret=f"whsec_{'YWJj' * 8}", timeout="5s", connect_timeout="2s"
     )
 
 

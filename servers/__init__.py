@@ -17,6 +17,7 @@ from .nats import Nats
 from .postgres import Postgres, Postgres15
 from .pulsar import Pulsar
 from .rabbitmq import RabbitMQ
+from .receiver import Receiver
 from .valkey import Redis, Valkey
 
 REGISTRY: dict[str, type[Server]] = {
@@ -33,6 +34,7 @@ REGISTRY: dict[str, type[Server]] = {
         KafkaCluster,
         Pulsar,
         RabbitMQ,
+        Receiver,
         Nats,
         Valkey,
         Redis,
@@ -54,6 +56,7 @@ __all__ = [
     "Postgres15",
     "Pulsar",
     "RabbitMQ",
+    "Receiver",
     "Redis",
     "Server",
     "ServerError",

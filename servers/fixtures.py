@@ -28,6 +28,7 @@ from . import (
     Postgres15,
     Pulsar,
     RabbitMQ,
+    Receiver,
     Server,
     ServerError,
     Valkey,
@@ -224,6 +225,11 @@ def pulsar(request: pytest.FixtureRequest) -> Pulsar:
 @pytest.fixture(scope="session")
 def rabbitmq(request: pytest.FixtureRequest) -> RabbitMQ:
     return request.config.stash[SHARED].get(RabbitMQ)
+
+
+@pytest.fixture(scope="session")
+def receiver(request: pytest.FixtureRequest) -> Receiver:
+    return request.config.stash[SHARED].get(Receiver)
 
 
 @pytest.fixture(scope="session")

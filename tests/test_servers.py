@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
@@ -176,6 +177,15 @@ def rabbitmq_read(server: Server) -> str:
     return asyncio.run(read())
 
 
+def receiver_write(server: Server) -> None:
+    urllib.request.urlopen(server.url, data=VALUE.encode(), timeout=30).close()
+
+
+def receiver_read(server: Server) -> str:
+    with urllib.request.urlopen(server.url, timeout=30) as answer:
+        return bytes(answer.read()).decode()
+
+
 def nats_write(server: Server) -> None:
     async def write() -> None:
         client = await nats.connect(server.url, allow_reconnect=False)
@@ -218,6 +228,7 @@ CLIENTS = {
     "kafka_cluster": Client(kafka_write, kafka_read),
     "pulsar": Client(pulsar_write, pulsar_read),
     "rabbitmq": Client(rabbitmq_write, rabbitmq_read),
+    "receiver": Client(receiver_write, receiver_read),
     "nats": Client(nats_write, nats_read),
     "valkey": Client(valkey_write, valkey_read),
     "redis": Client(valkey_write, valkey_read),

@@ -40,6 +40,8 @@ PUBLISHERS: Final = {
     "rediss": "pillarbox.publishers.redis:RedisPublisher",
     "valkey": "pillarbox.publishers.redis:RedisPublisher",
     "valkeys": "pillarbox.publishers.redis:RedisPublisher",
+    "http": "pillarbox.publishers.http:HttpPublisher",
+    "https": "pillarbox.publishers.http:HttpPublisher",
     "stdout": "pillarbox.publishers.stdout:StdoutPublisher",
     "file": "pillarbox.publishers.stdout:FilePublisher",
 }
@@ -108,7 +110,7 @@ def store_class(url: str) -> Any:
 def publisher_from_url(url: str, **options: Any) -> Publisher:
     """``kafka://host:9092?topic=orders``, ``pulsar://host:6650/tenant/namespace?topic=orders``,
     ``amqp://host/vhost?exchange=shop``, ``nats://host:4222?subject=orders``,
-    ``redis://host:6379/0?stream=orders``, ``stdout:``, ``file:///path/events.jsonl``."""
+    ``redis://host:6379/0?stream=orders``, ``https://host/path``, ``stdout:``, ``file:///path/events.jsonl``."""
     kind = _adapter("destination", "pillarbox.publishers", PUBLISHERS, url)
     publisher: Publisher = _with_options(kind, "publisher", url, options)
     return publisher

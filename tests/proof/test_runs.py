@@ -20,6 +20,7 @@ ALL = [
 ]
 BROKERS = [
     Plan(store="postgres", broker="rabbitmq", seconds=12.0, seed=7),
+    Plan(store="postgres", broker="http", seconds=12.0, seed=7),
     Plan(store="postgres", broker="pulsar", seconds=12.0, seed=7),
     Plan(store="postgres", broker="nats", seconds=12.0, seed=7),
     Plan(store="postgres", broker="redis", seconds=12.0, seed=7),

@@ -28,6 +28,7 @@ except MissingExtra as error:
         ("pillarbox.publishers.nats", "nats", "nats"),
         ("pillarbox.publishers.redis", "redis", "redis"),
         ("pillarbox.sources.rabbitmq", "aiormq pamqp", "rabbitmq"),
+        ("pillarbox.publishers.http", "aiohttp yarl", "http"),
     ],
 )
 def test_a_missing_extra_is_named(module: str, libraries: str, extra: str) -> None:

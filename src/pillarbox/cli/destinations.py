@@ -52,7 +52,8 @@ def place(to: str) -> str:
     if _is_own(to):
         return to
     parts = urlsplit(to)
-    return f"{parts.scheme} {parts.netloc.rpartition('@')[2]}{parts.path}".strip()
+    path = "" if parts.scheme in ("http", "https") else parts.path  # that of a webhook can be its secret
+    return f"{parts.scheme} {parts.netloc.rpartition('@')[2]}{path}".strip()
 
 
 def _is_own(to: str, built_in: Collection[str] = PUBLISHERS.keys(), group: str = "pillarbox.publishers") -> bool:

@@ -4,7 +4,7 @@ import re
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-_SECRET_OPTION: Final = re.compile(r"pass|secret|token|key|credential", re.IGNORECASE)
+_SECRET_OPTION: Final = re.compile(r"pass|secret|token|key|credential|^query$", re.IGNORECASE)  # a webhook's query
 # Options whose value is the path of a private key, and others that only name a place.
 _KEY_FILE: Final = re.compile(r"ssl\.key\.location|sslkey|ssl_key|tlsCertificateKeyFile", re.IGNORECASE)
 _PLACE: Final = re.compile(rf"{_KEY_FILE.pattern}|.*(?:location|file|path|endpoint\.url)", re.IGNORECASE)

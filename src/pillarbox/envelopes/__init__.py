@@ -7,11 +7,13 @@ the message of one broker. Pure code, no I/O.
 from typing import Final
 
 from pillarbox.envelopes.bindings import (
+    HttpMessage,
     Message,
     NatsMessage,
     PulsarMessage,
     RabbitMQMessage,
     RedisMessage,
+    http,
     kafka,
     nats,
     pulsar,
@@ -31,6 +33,7 @@ __all__ = [
     "Envelope",
     "HeaderBuilder",
     "Headers",
+    "HttpMessage",
     "Legacy",
     "Message",
     "NatsMessage",
@@ -41,6 +44,7 @@ __all__ = [
     "default_headers",
     "envelope_named",
     "event_headers",
+    "http",
     "kafka",
     "nats",
     "pulsar",

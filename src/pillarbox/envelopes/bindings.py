@@ -17,6 +17,7 @@ KAFKA: Final = Binding("ce_")
 PULSAR: Final = Binding("ce_")
 RABBITMQ: Final = Binding("ce-", content_type=None)
 NATS: Final = Binding("ce-")
+HTTP: Final = Binding("ce-", content_type=None)
 KEY_HEADER: Final = "event_key"  # of a broker without keys
 _PROPERTY_FRAME: Final = 12  # the bytes around a name and a value
 
@@ -157,3 +158,59 @@ def redis(envelope: Envelope) -> Callable[[Event], RedisMessage]:
         return fields
 
     return message
+
+
+class HttpMessage(NamedTuple):
+    """The part of an HTTP request that an envelope makes. The names of its headers are lowercase."""
+
+    body: bytes
+    headers: dict[str, str]
+
+
+_KEY_NAME: Final = "event-key"
+_CONTENT_TYPE: Final = "content-type"
+# Headers that say how a request is sent, and those that prove who sent it: no event may set them.
+_OF_THE_REQUEST: Final = frozenset({
+    _CONTENT_TYPE, "accept-encoding", "connection", "content-encoding", "content-length", "expect", "host",
+    "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+_OF_A_NAME: Final = "!#$&'*+-.^_`|~"  # what a name may have beside letters and digits; % begins an encoded character
+# What CloudEvents leaves as it is in the header of an attribute.
+_ATTRIBUTE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+_PRINTABLE: Final = re.compile("[!-~]([ -~]*[!-~])?|")
+
+
+def http(envelope: Envelope) -> Callable[[Event], HttpMessage]:
+    """The function that makes the body and the headers of an HTTP request. Of two headers with one name the first
+    counts.
+
+    A name has - in place of _, because common servers drop headers with _. Values that are not printable ASCII are
+    percent-encoded UTF-8, those of CloudEvents' attributes as its HTTP binding says. The event's key is a header too.
+    """
+    body, content_type, headers = envelope.body, envelope.content_type, envelope.header_builder(HTTP)
+
+    def message(event: Event) -> HttpMessage:
+        text = {_CONTENT_TYPE: _header_value(_CONTENT_TYPE, content_type(event))}
+        if event.key is not None:
+            text[_KEY_NAME] = _header_value(_KEY_NAME, event.key)
+        for given, value in headers(event):
+            name = _header_name(given)
+            if name and name not in text:
+                text[name] = _header_value(name, value.decode())
+        return HttpMessage(body(event), text)
+
+    return message
+
+
+@lru_cache(maxsize=1024)
+def _header_name(name: str) -> str:
+    """The name as HTTP takes it; empty: no event may set this header."""
+    name = quote(name.lower().replace("_", "-"), safe=_OF_A_NAME)
+    is_reserved = name in _OF_THE_REQUEST or name.startswith(("webhook-", "proxy-"))
+    return "" if is_reserved else name
+
+
+def _header_value(name: str, value: str) -> str:
+    if name.startswith(HTTP.prefix):
+        return quote(value, safe=_ATTRIBUTE)
+    return value if _PRINTABLE.fullmatch(value) else quote(value, safe=_ATTRIBUTE)
