@@ -16,7 +16,7 @@ from benchmarks.child import Child
 from benchmarks.failures import peer_side
 from benchmarks.load import add_events, fill_postgres
 from benchmarks.peers.backlog import BYTES, NUMBERED, load
-from benchmarks.peers.connect import Connect
+from servers.connect import Connect
 from benchmarks.report import Row
 from benchmarks.rounds import in_turn
 from benchmarks.scale import Scale

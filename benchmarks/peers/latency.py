@@ -10,7 +10,7 @@ from benchmarks.bed import Bed
 from benchmarks.child import Child
 from benchmarks.failures import peer_side
 from benchmarks.load_events import payload
-from benchmarks.peers.connect import Connect
+from servers.connect import Connect
 from benchmarks.peers.debezium import TABLE, Connector
 from benchmarks.peers.drains import TXOUTBOX
 from benchmarks.report import Row

@@ -1,4 +1,7 @@
-"""Kafka Connect with Debezium's connector for PostgreSQL, one worker in one process."""
+"""Kafka Connect with Debezium's connectors for PostgreSQL, MySQL and MongoDB and MongoDB's own, one worker in one
+process."""
+
+from __future__ import annotations
 
 import json
 import urllib.error
@@ -6,11 +9,12 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servers import maven
-from servers.java import JarServer
-from servers.kafka import VERSION as KAFKA_VERSION
+from . import maven, process
+from .java import JarServer
+from .kafka import VERSION as KAFKA_VERSION
 
 VERSION = "3.6.1.Final"
+MONGO_VERSION = "2.0.1"
 # The Java options of Kafka Connect's start script.
 _JAVA_OPTIONS = (
     "-Xms256M",
@@ -29,19 +33,20 @@ class Connect(JarServer):
     name = "connect"
     ready_line = "Kafka Connect started"
     jars = maven.Jars(
-        f"debezium-{VERSION}-connect-{KAFKA_VERSION}",
-        f"Kafka Connect {KAFKA_VERSION} and Debezium {VERSION}",
-        "38 MB",
+        f"connect-{KAFKA_VERSION}-debezium-{VERSION}-mongo-{MONGO_VERSION}",
+        f"Kafka Connect {KAFKA_VERSION}, Debezium {VERSION} and MongoDB's connector {MONGO_VERSION}",
+        "53 MB",
         (
             f"org.apache.kafka:connect-runtime:{KAFKA_VERSION}",
-            f"io.debezium:debezium-connector-postgres:{VERSION}",
+            *(f"io.debezium:debezium-connector-{name}:{VERSION}" for name in ("postgres", "mysql", "mongodb")),
+            f"org.mongodb.kafka:mongo-kafka-connect:{MONGO_VERSION}",
             "org.slf4j:slf4j-simple:1.7.36",
         ),
     )
 
     def __init__(self, bootstrap_servers: str) -> None:
         super().__init__()
-        self._bootstrap_servers = bootstrap_servers
+        self.bootstrap_servers = bootstrap_servers
 
     @property
     def url(self) -> str:
@@ -50,7 +55,7 @@ class Connect(JarServer):
     def prepare(self) -> None:
         converter = "org.apache.kafka.connect.storage.StringConverter"
         properties = {
-            "bootstrap.servers": self._bootstrap_servers,
+            "bootstrap.servers": self.bootstrap_servers,
             "listeners": self.url,
             "offset.storage.file.filename": str(self.folder / "offsets"),
             "key.converter": converter,
@@ -72,9 +77,22 @@ class Connect(JarServer):
 
     def failure(self, connector: str) -> str | None:
         """The error of a failed task of the connector, or None."""
-        found = json.loads(self._ask("GET", f"/connectors/{connector}/status"))
+        found = self._status(connector)
         states = [found["connector"], *found["tasks"]]
         return next((each.get("trace", "no reason given") for each in states if each["state"] == "FAILED"), None)
+
+    def wait_until_running(self, connector: str) -> None:
+        """Wait until the connector's task runs. Raises RuntimeError if it fails."""
+
+        def ready() -> bool:
+            if wrong := self.failure(connector):
+                raise RuntimeError(wrong)
+            return any(task["state"] == "RUNNING" for task in self._status(connector)["tasks"])
+
+        process.wait_until(ready, seconds=60, what=f"the connector {connector} to run")
+
+    def _status(self, connector: str) -> Any:
+        return json.loads(self._ask("GET", f"/connectors/{connector}/status"))
 
     def _ask(self, method: str, path: str, body: Any = None) -> bytes:
         request = urllib.request.Request(
