@@ -1,5 +1,5 @@
-"""Kafka Connect with Debezium's connectors for PostgreSQL, MySQL and MongoDB and MongoDB's own, one worker in one
-process."""
+"""Kafka Connect, one worker in one process, with Debezium's connectors for PostgreSQL, MySQL and MongoDB, and with
+MongoDB's own."""
 
 from __future__ import annotations
 
@@ -33,20 +33,32 @@ class Connect(JarServer):
     name = "connect"
     ready_line = "Kafka Connect started"
     jars = maven.Jars(
-        f"connect-{KAFKA_VERSION}-debezium-{VERSION}-mongo-{MONGO_VERSION}",
-        f"Kafka Connect {KAFKA_VERSION}, Debezium {VERSION} and MongoDB's connector {MONGO_VERSION}",
-        "53 MB",
+        f"connect-{KAFKA_VERSION}-debezium-{VERSION}-all",
+        f"Kafka Connect {KAFKA_VERSION} and Debezium {VERSION}",
+        "51 MB",
         (
             f"org.apache.kafka:connect-runtime:{KAFKA_VERSION}",
             *(f"io.debezium:debezium-connector-{name}:{VERSION}" for name in ("postgres", "mysql", "mongodb")),
-            f"org.mongodb.kafka:mongo-kafka-connect:{MONGO_VERSION}",
             "org.slf4j:slf4j-simple:1.7.36",
         ),
     )
+    plugin = maven.Jars(
+        f"mongo-kafka-connect-{MONGO_VERSION}",
+        f"MongoDB's connector {MONGO_VERSION}",
+        "6 MB",
+        (f"org.mongodb.kafka:mongo-kafka-connect:{MONGO_VERSION}",),
+    )
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, *, mongo: bool = False) -> None:
+        """mongo: with MongoDB's own connector too."""
         super().__init__()
         self.bootstrap_servers = bootstrap_servers
+        self._mongo = mongo
+
+    def fetch(self) -> None:
+        super().fetch()
+        if self._mongo:
+            self._plugin = self.plugin.fetch()
 
     @property
     def url(self) -> str:
@@ -61,6 +73,12 @@ class Connect(JarServer):
             "key.converter": converter,
             "value.converter": converter,
         }
+        if self._mongo:
+            # Apart from the class path: it needs another version of MongoDB's driver than Debezium.
+            plugins = self.folder / "plugins"
+            plugins.mkdir()
+            (plugins / "mongo").symlink_to(self._plugin)
+            properties["plugin.path"] = str(plugins)
         lines = "".join(f"{key}={value}\n" for key, value in properties.items())
         (self.folder / "worker.properties").write_text(lines)
 

@@ -16,11 +16,11 @@ from benchmarks.child import Child
 from benchmarks.failures import peer_side
 from benchmarks.load import add_events, fill_postgres
 from benchmarks.peers.backlog import BYTES, NUMBERED, load
-from servers.connect import Connect
 from benchmarks.report import Row
 from benchmarks.rounds import in_turn
 from benchmarks.scale import Scale
 from benchmarks.watch import Watch
+from servers.connect import Connect
 from servers.process import wait_until
 
 TABLE = "outbox"

@@ -3,9 +3,12 @@
 import asyncio
 import itertools
 import json
+import re
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +32,8 @@ from tests.integration.commands import Command
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 kafka_admin: Any = confluent_admin  # its types leave out what it exports
-NAME = "shop_outbox"
+NAME = "pillarbox"  # as on the page
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "debezium.md"
 PARTITIONS = 3
 Add = Callable[..., None]
 
@@ -78,8 +82,8 @@ class Topics:
             consumer.close()
         return found
 
-    def read_from(self, topics: Sequence[str], starts: Mapping[str, int], count: int) -> list[Sent]:
-        """Wait until the topics have this many messages together, after the first ones of each."""
+    def read_all(self, topics: Sequence[str], count: int) -> list[Sent]:
+        """Wait until the topics have this many messages together."""
 
         def there() -> list[Sent]:
             return [each for topic in topics for each in self.read(topic)]
@@ -217,7 +221,7 @@ def both(folder: Path, url: str, envelope: str, worker: Connect, topics: Topics,
         add("mail", {"n": 0}, stream="mail", key=1)
         count = events(add, own_topic) + len(streams) - 1
     names = [topic, own_topic]
-    theirs = topics.read_from(names, {}, count)
+    theirs = topics.read_all(names, count)
     assert worker.failure(NAME) is None
     for stream in streams:
         ended = command("relay", "--drain", "--to", to, "--stream", stream)
@@ -239,6 +243,121 @@ def both(folder: Path, url: str, envelope: str, worker: Connect, topics: Topics,
         if ours_one.key is not None:
             assert ours_one.partition == theirs_one.partition
     assert order(ours) == order(theirs)
+
+
+class Application:
+    """Writes events of a few keys while its block runs. committed: their numbers, in order, with the instants at which
+    their commits had returned."""
+
+    def __init__(self, url: str) -> None:
+        self.committed: dict[int, float] = {}
+        self._url = url
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        with adding(self._url) as add:
+            for number in itertools.count():
+                add("order.created", {"n": number}, key=number % 5)
+                self.committed[number] = time.monotonic()
+                if self._ended.wait(0.02):
+                    return
+
+    def __enter__(self) -> "Application":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+class Seen:
+    """The numbers that a topic has, in the order of each partition."""
+
+    def __init__(self, topics: Topics, topic: str) -> None:
+        self._topics = topics
+        self._topic = topic
+
+    def numbers(self) -> list[int]:
+        return [json.loads(each.value or b"")["n"] for each in self._topics.read(self._topic)]
+
+    def copies(self) -> int:
+        found = self.numbers()
+        return len(found) - len(set(found))
+
+    def all_of(self, numbers: Sequence[int]) -> None:
+        wait_until(lambda: set(numbers) <= set(self.numbers()), seconds=60, what="all events")
+
+    def are_in_order(self) -> None:
+        """The first copies of each key."""
+        firsts: dict[int, list[int]] = {}
+        for number in dict.fromkeys(self.numbers()):
+            firsts.setdefault(number % 5, []).append(number)
+        assert all(found == sorted(found) for found in firsts.values())
+
+
+def statements() -> list[str]:
+    """Those of the page."""
+    blocks = re.findall(r"^ *```sql\n(.*?)^ *```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return [line.strip() for block in blocks for line in block.strip().splitlines()]
+
+
+def test_over_and_back(
+    topics: Topics, worker: Connect, own_server: OwnServer, tmp_path: Path, record_property: Callable[..., None]
+) -> None:
+    url = own_server(Postgres, settings={"wal_level": "logical"}).url
+    migrate(url)
+    command, topic = Command(tmp_path, url), topics.new()
+    seen = Seen(topics, topic)
+    relay = ("relay", "--to", f"kafka://{worker.bootstrap_servers}?topic={topic}&envelope=debezium")
+    delete, behind, *drop = statements()
+    with Application(url) as application, psycopg.connect(url, autocommit=True) as operator:
+        with command.start(*relay) as running:
+            seen.all_of(range(50))
+            with adding(url) as add:
+                start(command, worker, topics, topic, add)
+            wait_until(lambda: seen.copies() > 0, seconds=60, what="the first event to arrive twice")
+            running.terminate()
+            assert running.wait(30) == 0
+        assert command(*relay, "--drain").code == 0
+        over = max(application.committed)
+        seen.all_of(range(over + 100))
+        over_copies = seen.copies()
+        # Everything that was committed until now has been published, and an application that writes has more rows.
+        instant = time.monotonic()
+        seen.all_of([number for number, at in application.committed.items() if at <= instant])
+        row = operator.execute(behind.encode()).fetchone()
+        assert row is not None
+        age = f"interval '{time.monotonic() - instant + 1:.3f} seconds'"  # a transaction takes less than a second
+        operator.execute(delete.replace("interval '10 minutes'", age).encode())
+        worker.delete(NAME)
+        wait_until(lambda: not is_active(operator), seconds=60, what="the slot to be free")
+        gone = max(application.committed)
+        with command.start(*relay) as running:
+            seen.all_of(range(gone + 100))
+            running.terminate()
+            assert running.wait(30) == 0
+        for statement in drop:
+            operator.execute(statement.encode())
+    assert command(*relay, "--drain").code == 0
+    seen.all_of(list(application.committed))
+    assert set(seen.numbers()) == set(application.committed)
+    seen.are_in_order()
+    twice = [number for number, count in Counter(seen.numbers()).items() if count > 1]
+    over_twice, back_twice = [n for n in twice if n <= over], [n for n in twice if n > over]
+    # Copies are the events of the time in which both published, and those whose rows were left.
+    assert seen.copies() == len(twice)
+    assert over_copies == len(over_twice)
+    assert min(over_twice) > 0
+    assert max(back_twice, default=0) <= gone
+    record_property("copies", {"over": len(over_twice), "back": len(back_twice), "events": len(application.committed)})
+
+
+def is_active(operator: psycopg.Connection[Any]) -> bool:
+    query = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND active"
+    row = operator.execute(query, (NAME,)).fetchone()
+    return row is not None and row[0] > 0
 
 
 def test_postgres(topics: Topics, worker: Connect, own_server: OwnServer, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pillarbox.envelopes.debezium import PLACED
 from pillarbox.errors import ConfigError
 
 # Kafka Connect's own provider of variables puts the password in.
-PASSWORD: Final = "${env:PILLARBOX_PASSWORD}"
+FROM_ENVIRONMENT: Final = "${env:PILLARBOX_PASSWORD}"
 # A slot of PostgreSQL has such a name.
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _CONVERTERS: Final = "org.apache.kafka.connect.storage"
@@ -35,7 +35,8 @@ class Outbox(NamedTuple):
 
 
 class Connector(NamedTuple):
-    """envelope: the one with which a relay sends the same messages. publication: PostgreSQL's statement that makes it."""
+    """envelope: the one with which a relay sends the same messages. publication: the statement that makes it, on
+    PostgreSQL."""
 
     settings: Mapping[str, str]
     envelope: str
@@ -90,7 +91,7 @@ def _common(name: str, outbox: Outbox, router: str, columns: str) -> dict[str, s
 def _table(name: str, outbox: Outbox, parts: SplitResult) -> dict[str, str]:
     login = {"database.user": unquote(parts.username)} if parts.username else {}
     if parts.password:
-        login["database.password"] = PASSWORD
+        login["database.password"] = FROM_ENVIRONMENT
     return {
         "database.hostname": unquote(parts.hostname or "localhost"),
         "database.port": str(parts.port or _PORTS[parts.scheme]),
@@ -143,7 +144,7 @@ def _mongo(name: str, outbox: Outbox, parts: SplitResult) -> dict[str, str]:
         source = options.pop("authSource", None) or unquote(parts.path.strip("/")) or "admin"
         login = {
             "mongodb.user": unquote(parts.username),
-            "mongodb.password": PASSWORD,
+            "mongodb.password": FROM_ENVIRONMENT,
             "mongodb.authsource": source,
         }
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path="/", query=urlencode(options))

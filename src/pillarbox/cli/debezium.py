@@ -4,7 +4,7 @@ import sys
 from typing import Any, Final
 
 from pillarbox.cli import output, secrets
-from pillarbox.cli.connector import PASSWORD, Connector, Outbox, connector
+from pillarbox.cli.connector import FROM_ENVIRONMENT, Connector, Outbox, connector
 from pillarbox.cli.parser import command
 from pillarbox.cli.settings import RELAY, STREAM, Settings, add_flags
 from pillarbox.errors import ConfigError
@@ -87,8 +87,8 @@ def _warn(found: Connector, envelope: str, has_password: bool) -> None:
         )
     if has_password:
         print(
-            f"pillarbox: the password is not shown: Kafka Connect reads {PASSWORD} from its environment if its worker "
-            "has config.providers=env and "
+            f"pillarbox: the password is not shown: Kafka Connect reads {FROM_ENVIRONMENT} from its environment if its "
+            "worker has config.providers=env and "
             "config.providers.env.class=org.apache.kafka.common.config.provider.EnvVarConfigProvider",
             file=sys.stderr,
         )
