@@ -64,8 +64,8 @@ def _at_most(limit: float) -> Bar:
 # margin; those of the memory include loading the backlog.
 ROWS: dict[str, Entry] = {
     "postgres-kafka": Entry(drains.postgres, Bar(0.9), 50, promised=True),
-    "peer-debezium": Entry(debezium.warm, Bar(1.2), 110, deleted_bar=Bar(1.5)),
-    "peer-txoutbox": Entry(peers.txoutbox, Bar(3.5), 45, deleted_bar=Bar(4.8)),
+    "peer-debezium": Entry(debezium.warm, Bar(1.2), 97, deleted_bar=Bar(1.5)),
+    "peer-txoutbox": Entry(peers.txoutbox, Bar(3.5), 40, deleted_bar=Bar(4.8)),
     "mongo-kafka": Entry(drains.mongo, Bar(0.9), 85),
     "postgres-to-consumer": Entry(arrival.to_consumer, Bar(5.0, difference=True), 32, NO_BAR),
     "peer-txoutbox-latency": Entry(peers_latency.txoutbox, _at_most(1.0), 54, _at_most(1.0), promised=True),
