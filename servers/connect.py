@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from . import maven, process
@@ -32,6 +34,7 @@ class Connect(JarServer):
 
     name = "connect"
     ready_line = "Kafka Connect started"
+    start_seconds = 120
     jars = maven.Jars(
         f"connect-{KAFKA_VERSION}-debezium-{VERSION}-all",
         f"Kafka Connect {KAFKA_VERSION} and Debezium {VERSION}",
@@ -43,7 +46,7 @@ class Connect(JarServer):
         ),
     )
     plugin = maven.Jars(
-        f"mongo-kafka-connect-{MONGO_VERSION}",
+        f"mongo-kafka-connect-{MONGO_VERSION}-listed",
         f"MongoDB's connector {MONGO_VERSION}",
         "6 MB",
         (f"org.mongodb.kafka:mongo-kafka-connect:{MONGO_VERSION}",),
@@ -58,7 +61,7 @@ class Connect(JarServer):
     def fetch(self) -> None:
         super().fetch()
         if self._mongo:
-            self._plugin = self.plugin.fetch()
+            self._plugin = self.plugin.fetch(_list_its_classes)
 
     @property
     def url(self) -> str:
@@ -72,6 +75,8 @@ class Connect(JarServer):
             "offset.storage.file.filename": str(self.folder / "offsets"),
             "key.converter": converter,
             "value.converter": converter,
+            # Without a search through all classes, which takes most of a start.
+            "plugin.discovery": "service_load",
         }
         if self._mongo:
             # Apart from the class path: it needs another version of MongoDB's driver than Debezium.
@@ -126,3 +131,10 @@ class Connect(JarServer):
                 return found
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"Kafka Connect answered {error.code}: {error.read().decode()[:500]}") from error
+
+
+def _list_its_classes(folder: Path) -> None:
+    """MongoDB's connector does not say which of its classes is a connector."""
+    with zipfile.ZipFile(folder / "services.jar", "w") as jar:
+        service = "META-INF/services/org.apache.kafka.connect.source.SourceConnector"
+        jar.writestr(service, "com.mongodb.kafka.connect.MongoSourceConnector\n")
