@@ -99,10 +99,14 @@ class Connect(JarServer):
         self._ask("DELETE", f"/connectors/{connector}")
 
     def failure(self, connector: str) -> str | None:
-        """The error of a failed task of the connector, or None."""
+        """The error of a failed task of the connector with its first cause in front, or None."""
         found = self._status(connector)
-        states = [found["connector"], *found["tasks"]]
-        return next((each.get("trace", "no reason given") for each in states if each["state"] == "FAILED"), None)
+        failed = [each for each in (found["connector"], *found["tasks"]) if each["state"] == "FAILED"]
+        if not failed:
+            return None
+        trace = str(failed[0].get("trace", "no reason given"))
+        causes = [line for line in trace.splitlines() if line.startswith("Caused by: ")]
+        return "\n".join([*causes[-1:], trace])
 
     def wait_until_running(self, connector: str) -> None:
         """Wait until the connector's task runs. Raises RuntimeError if it fails."""
