@@ -117,6 +117,11 @@ class Bed:
         return self._started(MySQL(settings=MYSQL_SETTINGS))
 
     @cached_property
+    def binlog_mysql(self) -> MySQL:
+        """A second MySQL, with a binary log."""
+        return self._started(MySQL(settings={**MYSQL_SETTINGS, "log-bin": "binlog", "server-id": "1"}))
+
+    @cached_property
     def mariadb(self) -> MariaDB:
         return self._started(MariaDB(settings=MYSQL_SETTINGS))
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,12 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def answer(self) -> dict[str, Any]:
         """Wait for the next line of the child."""

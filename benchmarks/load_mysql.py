@@ -14,14 +14,17 @@ _DIGITS = "(SELECT 0 AS d UNION ALL " + " UNION ALL ".join(f"SELECT {n}" for n i
 _NUMBERS = "SELECT {first} + a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM " + ", ".join(
     f"{_DIGITS} AS {name}" for name in "abcef"
 )
+# The payload of event n, and the events from one number to another with the names of their keys.
+TEXT = f"""CONCAT(RPAD(CONCAT('{{"number":', n, ',"text":"'), {PAYLOAD_BYTES - 2}, 'x'), '"}}')"""
+NAMED = f"""(SELECT n, CONCAT('order-', n % {KEYS}) AS name FROM ({_NUMBERS}) AS numbers
+        WHERE n < {{last}}) AS named ORDER BY n"""
 # Ids in order of time, like those of uuid7.
 _INSERT = f"""INSERT INTO {{p}}_event ({_COLUMNS})
     SELECT UNHEX(CONCAT(LPAD(HEX(FLOOR(UNIX_TIMESTAMP(NOW(3)) * 1000)), 12, '0'), '70008000', LPAD(HEX(n), 12, '0'))),
         'default', 'default', '', 'order.created', 'order', name, name, CRC32(name) & 2147483647,
         CONCAT(RPAD(CONCAT('{{{{"number":', n, ',"text":"'), {PAYLOAD_BYTES - 2}, 'x'), '"}}}}'),
         'application/json', 'pending'
-    FROM (SELECT n, CONCAT('order-', n % {KEYS}) AS name FROM ({_NUMBERS}) AS numbers
-        WHERE n < {{last}}) AS named ORDER BY n"""
+    FROM {NAMED}"""
 
 
 async def connect_mysql(url: str) -> Any:

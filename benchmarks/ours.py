@@ -126,7 +126,10 @@ async def serve(settings: dict[str, Any]) -> dict[str, Any]:
     observer = PublishObserver(_complain)
     observer.keeps_instants = True
     observers = [observer] if settings.get("note", True) else []
-    relay = Relay(_store(settings), [Stream("default", to=kafka)], observers=observers)
+    # The harness stops this process while it loads a backlog, and the leases have to outlast that.
+    stream = Stream("default", to=kafka, lease=settings.get("lease", "15s"))
+    keep = _keep_seconds({"keep": True, **settings})
+    relay = Relay(_store(settings), [stream], observers=observers, keep_published=keep)
     async with relay:
         await relay.drain()
         answer({"ready": True})

@@ -20,7 +20,7 @@ from benchmarks import (
     writers,
 )
 from benchmarks.bed import Bed
-from benchmarks.peers import debezium
+from benchmarks.peers import captures, debezium
 from benchmarks.peers import drains as peers
 from benchmarks.peers import latency as peers_latency
 from benchmarks.report import Bar, Row
@@ -43,10 +43,16 @@ class Entry:
     """About what it takes in a default run on two cores; 0: it is measured on request only."""
     late_bar: Bar | None = None
     """Of its row for the 99th percentile."""
+    deleted_bar: Bar | None = None
+    """Of its row in which ours deletes what it has published."""
     promised: bool = False
     """Whether it has more rounds, because the documentation makes a promise about it."""
 
     def bar_of(self, row: Row) -> Bar | None:
+        if row.bar is not None:
+            return row.bar
+        if row.name.endswith("-deleted"):
+            return self.deleted_bar or self.bar
         return self.late_bar if row.name.endswith("-p99") else self.bar
 
 
@@ -58,8 +64,8 @@ def _at_most(limit: float) -> Bar:
 # margin; those of the memory include loading the backlog.
 ROWS: dict[str, Entry] = {
     "postgres-kafka": Entry(drains.postgres, Bar(0.9), 50, promised=True),
-    "peer-debezium": Entry(debezium.warm, Bar(1.0), 80),
-    "peer-txoutbox": Entry(peers.txoutbox, Bar(4.0), 32),
+    "peer-debezium": Entry(debezium.warm, Bar(1.2), 97, deleted_bar=Bar(1.5)),
+    "peer-txoutbox": Entry(peers.txoutbox, Bar(3.5), 40, deleted_bar=Bar(4.8)),
     "mongo-kafka": Entry(drains.mongo, Bar(0.9), 85),
     "postgres-to-consumer": Entry(arrival.to_consumer, Bar(5.0, difference=True), 32, NO_BAR),
     "peer-txoutbox-latency": Entry(peers_latency.txoutbox, _at_most(1.0), 54, _at_most(1.0), promised=True),
@@ -107,6 +113,10 @@ ROWS: dict[str, Entry] = {
     "peer-faststream-consumer-batch": Entry(consumed.against_faststream("batch"), Bar(1.0)),
     "peer-faststream-consumer-single": Entry(consumed.against_faststream("single"), Bar(1.0)),
     "peer-omni-box": Entry(peers.omni_box, Bar(1.0)),
+    "peer-mysql": Entry(captures.mysql, Bar(1.0)),
+    "peer-mongo": Entry(captures.mongo, Bar(1.0)),
+    "peer-mysql-200": Entry(captures.mysql_everyday, NO_BAR),
+    "peer-mongo-200": Entry(captures.mongo_everyday, NO_BAR),
     "postgres-grid": Entry(grid.grid, NO_BAR),
     "mysql-backlog-1m": Entry(backlogs.mysql, Bar(0.9)),
     "mariadb-kafka": Entry(drains.mariadb, Bar(0.8)),

@@ -16,11 +16,11 @@ from benchmarks.child import Child
 from benchmarks.failures import peer_side
 from benchmarks.load import add_events, fill_postgres
 from benchmarks.peers.backlog import BYTES, NUMBERED, load
-from benchmarks.peers.connect import Connect
 from benchmarks.report import Row
 from benchmarks.rounds import in_turn
 from benchmarks.scale import Scale
 from benchmarks.watch import Watch
+from servers.connect import Connect
 from servers.process import wait_until
 
 TABLE = "outbox"
@@ -139,10 +139,10 @@ class Sides:
     def close(self) -> None:
         self._bed.drop_topic(self._topic)
 
-    def ours_warm(self, events: int, few: int) -> float:
+    def ours_warm(self, events: int, few: int, keep: bool = True) -> float:
         """Events per second from the commit of a backlog. The relay has drained a short backlog before and is idle."""
         fill_postgres(self._url, 0, settled=few)
-        with self._relay() as child:
+        with self._relay(keep) as child:
             child.answer()
             self._timed("ours", few)
             found = self._timed("ours", events)
@@ -185,8 +185,15 @@ class Sides:
         connector.remove()
         return found
 
-    def _relay(self) -> Child:
-        told = {"servers": self._bed.servers, "topic": self._topic, "url": self._url, "prefix": "outbox", "note": False}
+    def _relay(self, keep: bool = True) -> Child:
+        told = {
+            "servers": self._bed.servers,
+            "topic": self._topic,
+            "url": self._url,
+            "prefix": "outbox",
+            "note": False,
+            "keep": keep,
+        }
         return Child("ours", told, self._bed.folder)
 
     def _timed(self, side: str, events: int, connector: Connector | None = None) -> float:
@@ -226,20 +233,22 @@ def _of_peer(measure: Callable[[int, int], float], events: int, few: int) -> flo
 
 
 def warm(bed: Bed, scale: Scale) -> list[Row]:
-    """Events per second from the commit of a backlog. Both sides run and are idle."""
+    """Events per second from the commit of a backlog. Both sides run and are idle. Ours keeps what it has
+    published, and in a second row deletes it."""
     name = "peer-debezium"
     with Connect(bed.servers).start() as connect:
         sides = Sides(bed, name, connect)
         say("  backlogs that warm up Java:")
         for _ in range(2):
             _of_peer(sides.debezium_warm, scale.events, scale.few_waiting)
-        ours, peer = in_turn(
+        ours, deleted, peer = in_turn(
             scale.rounds,
             lambda: sides.ours_warm(scale.events, scale.few_waiting),
+            lambda: sides.ours_warm(scale.events, scale.few_waiting, keep=False),
             lambda: _of_peer(sides.debezium_warm, scale.events, scale.few_waiting),
         )
         sides.close()
-    return [_row(name, scale, sides, ours, peer)]
+    return [_row(name, scale, sides, ours, peer), _row(f"{name}-deleted", scale, sides, deleted, peer)]
 
 
 def cold(bed: Bed, scale: Scale) -> list[Row]:

@@ -1,5 +1,7 @@
 """Rows: how fast polling peers publish a backlog, in turn with ours."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,21 @@ _OMNI = Environment("omni-box", since=(3, 12))
 
 def _against(bed: Bed, scale: Scale, name: str, module: str, python: Path | None, share: int = 1, **told: Any) -> Row:
     """Both sides get the same backlog. ``share``: a slow peer publishes one part of so many."""
+    (row,) = _kept_and_deleted(bed, scale, name, module, python, share, (True,), **told)
+    return row
+
+
+def _kept_and_deleted(
+    bed: Bed,
+    scale: Scale,
+    name: str,
+    module: str,
+    python: Path | None,
+    share: int,
+    keeps: Sequence[bool] = (True, False),
+    **told: Any,
+) -> list[Row]:
+    """One row for each setting of ours, in the same run: what was published is kept, or deleted."""
     drains = Drains(bed, name)
 
     def of_peer() -> dict[str, Any]:
@@ -34,12 +51,16 @@ def _against(bed: Bed, scale: Scale, name: str, module: str, python: Path | None
         with peer_side():
             return drains.run(f"peers.{module}", scale.events, None, python, strict=False, goal=goal, **told)
 
-    ours, peer = in_turn(
-        scale.rounds,
-        lambda: drains.run("ours", scale.events, lambda: fill_postgres(bed.url, scale.events)),
-        of_peer,
-    )
+    def of_ours(keep: bool) -> dict[str, Any]:
+        return drains.run("ours", scale.events, lambda: fill_postgres(bed.url, scale.events), keep=keep)
+
+    *ours, peer = in_turn(scale.rounds, *(partial(of_ours, keep) for keep in keeps), of_peer)
     drains.close()
+    names = [name if keep else f"{name}-deleted" for keep in keeps]
+    return [_row(each, scale, share, found, peer) for each, found in zip(names, ours, strict=True)]
+
+
+def _row(name: str, scale: Scale, share: int, ours: list[dict[str, Any]], peer: list[dict[str, Any]]) -> Row:
     return Row(
         name,
         "events/s",
@@ -62,9 +83,9 @@ def loop(bed: Bed, scale: Scale) -> list[Row]:
 
 
 def txoutbox(bed: Bed, scale: Scale) -> list[Row]:
-    """One process with a batch flush and LISTEN."""
+    """One process with a batch flush and LISTEN. Ours keeps what it has published, and in a second row deletes it."""
     python = TXOUTBOX.python()
-    return [_against(bed, scale, "peer-txoutbox", "drive_txoutbox", python, share=2)]
+    return _kept_and_deleted(bed, scale, "peer-txoutbox", "drive_txoutbox", python, share=2)
 
 
 def faststream_outbox(bed: Bed, scale: Scale) -> list[Row]:

@@ -10,13 +10,13 @@ from benchmarks.bed import Bed
 from benchmarks.child import Child
 from benchmarks.failures import peer_side
 from benchmarks.load_events import payload
-from benchmarks.peers.connect import Connect
 from benchmarks.peers.debezium import TABLE, Connector
 from benchmarks.peers.drains import TXOUTBOX
 from benchmarks.report import Row
 from benchmarks.scale import Scale
 from benchmarks.steady import key_of
 from pillarbox.ids import uuid7
+from servers.connect import Connect
 
 _AT_ONCE = {"poll.interval.ms": "1", "producer.override.linger.ms": "0"}
 _TO_DEBEZIUM = f"INSERT INTO {TABLE} VALUES ($1, 'order', $2, 'order.created', $3)"

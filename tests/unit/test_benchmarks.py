@@ -136,8 +136,8 @@ class TestBars:
             ("mongo-kafka", ">= 0.9"),
             ("postgres-backlog-5m", ">= 0.9"),
             ("postgres-to-consumer", "< +5"),
-            ("peer-debezium", ">= 1"),
-            ("peer-txoutbox", ">= 4"),
+            ("peer-debezium", ">= 1.2"),
+            ("peer-txoutbox", ">= 3.5"),
             ("peer-txoutbox-latency", "<= 1"),
             ("add", "<= 1.25"),
             ("add-django", "<= 1.11"),
@@ -155,6 +155,15 @@ class TestBars:
     def test_the_table_says_when_a_row_has_no_bar(self) -> None:
         assert Row("free", "events/s", [1.0], [2.0], bar=NO_BAR).as_dict()["bar"] == "none"
         assert "missed" not in table([Row("free", "events/s", [1.0], [2.0], bar=NO_BAR)])
+
+    def test_a_row_that_deletes_has_a_bar_of_its_own(self) -> None:
+        deleted = Row("peer-debezium-deleted", "events/s", [1.0], [1.0])
+        assert str(ROWS["peer-debezium"].bar_of(deleted)) == ">= 1.5"
+        assert str(ROWS["peer-mongo"].bar_of(deleted)) == ">= 1"
+
+    def test_a_row_can_bring_its_bar(self) -> None:
+        row = Row("peer-mongo-connector-200", "ms", [1.0], [1.0], bar=Bar(4.0, at_most=True))
+        assert str(ROWS["peer-mongo-200"].bar_of(row)) == "<= 4"
 
     def test_the_late_events_of_a_row_have_a_bar_of_their_own(self) -> None:
         entry = ROWS["postgres-to-consumer"]

@@ -15,6 +15,7 @@ from pillarbox.cli import (
     consume,
     consumers,
     dead,
+    debezium,
     demo,
     doctor,
     events,
@@ -62,6 +63,7 @@ def build(prog: str = "pillarbox") -> Parser:
     dead.add(group)
     maintenance.add(group)
     reconcile.add(group)
+    debezium.add(group)
     audit.add(group)
     bench.add(group)
     completion.add(group, build)

@@ -4,6 +4,7 @@
 outbox router writes, and what a plain producer writes with an id in a header.
 """
 
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -20,7 +21,7 @@ from pillarbox.hints import hint
 from pillarbox.ids import stable_id
 from pillarbox.limits import LAST_YEAR, LEAST_VERSION, MOST_VERSION, OLDEST_YEAR, check_kinds
 from pillarbox.source import Message
-from pillarbox.uuids import uuid_of_text
+from pillarbox.uuids import uuid_of, uuid_of_text
 
 # From a message to its event. Raises Reject, with a sentence, for a message that is no event.
 Decoder: TypeAlias = Callable[[Message], Event]
@@ -204,6 +205,8 @@ def _id(message: Message, text: str | None, *, by_place: bool) -> UUID:
                 return uuid_of_text(text)
             return UUID(text)
         except ValueError:
+            if len(text) == 24 and text.endswith("==") and (found := _id_of_base64(text)) is not None:
+                return found
             # Any other identity of a producer: the same text is the same event.
             return stable_id("message", message.topic, text)
     if by_place:
@@ -212,6 +215,14 @@ def _id(message: Message, text: str | None, *, by_place: bool) -> UUID:
         "the message has no id, so a second delivery could not be told from the first; let its producer write an "
         'event_id header, or take its place as its id with ids="place"'
     )
+
+
+def _id_of_base64(text: str) -> UUID | None:
+    """The id, if Kafka Connect wrote its 16 bytes."""
+    try:
+        return uuid_of(b64decode(text, validate=True))
+    except ValueError:
+        return None
 
 
 def _number(text: str) -> int:

@@ -21,6 +21,7 @@ from pillarbox.envelopes.bindings import (
     redis,
 )
 from pillarbox.envelopes.cloudevents import CloudEvents, StructuredCloudEvents
+from pillarbox.envelopes.debezium import debezium_base64_headers, debezium_headers
 from pillarbox.envelopes.envelope import Binding, Envelope, Legacy
 from pillarbox.envelopes.headers import HeaderBuilder, Headers, default_headers, event_headers
 from pillarbox.errors import ConfigError
@@ -41,6 +42,8 @@ __all__ = [
     "RabbitMQMessage",
     "RedisMessage",
     "StructuredCloudEvents",
+    "debezium_base64_headers",
+    "debezium_headers",
     "default_headers",
     "envelope_named",
     "event_headers",
@@ -52,7 +55,10 @@ __all__ = [
     "redis",
 ]
 
-ENVELOPES: Final = ("raw", "legacy", "cloudevents", "cloudevents_binary", "cloudevents_structured")
+ENVELOPES: Final = (
+    *("raw", "legacy", "cloudevents", "cloudevents_binary", "cloudevents_structured"),
+    *("debezium", "debezium_base64"),
+)
 
 
 def envelope_named(name: str, *, headers: HeaderBuilder | None = None, source: str = "/pillarbox") -> Envelope:
@@ -69,4 +75,8 @@ def envelope_named(name: str, *, headers: HeaderBuilder | None = None, source: s
             return CloudEvents(source, headers or event_headers)
         case "cloudevents_structured":
             return StructuredCloudEvents(source, headers or event_headers)
+        case "debezium":
+            return Envelope(headers or debezium_headers)
+        case "debezium_base64":
+            return Envelope(headers or debezium_base64_headers)
     raise ConfigError(f"envelope={name!r} is unknown; {hint(name, ENVELOPES)}")
