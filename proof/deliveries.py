@@ -132,6 +132,7 @@ def from_redis(url: str, stream: str) -> list[Delivery]:
         sha256 = fingerprint(key, fields[b"payload"], fields.get(b"proof", b"").decode())
         written_at = int(identity.partition(b"-")[0]) / 1000
         found.append(Delivery(fields[b"event_id"].decode(), key, sha256, [0, place], written_at))
+    return found
 
 
 def from_receiver(receiver: Receiver) -> list[Delivery]:

@@ -45,7 +45,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         return getattr(error, "reason", None) or "TLS failed"
     # Clients have errors with numbers of their own protocol.
-    if isinstance(error, OSError) and error.errno in errorcode:
+    if isinstance(error, OSError) and error.errno is not None and error.errno in errorcode:
         return os.strerror(error.errno)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

@@ -116,6 +116,10 @@ class NatsPublisher(Publisher):
     def default_address(self) -> str:
         return self._target.subject
 
+    @property
+    def silence(self) -> str | None:
+        return self._target.waiting.silence
+
     async def open(self) -> None:
         """Connect. A subject that no stream takes does not raise: publishing reports it as an outage."""
         async with self._changing():

@@ -132,6 +132,10 @@ class RedisPublisher(Publisher):
     def default_address(self) -> str:
         return self._target.stream
 
+    @property
+    def silence(self) -> str | None:
+        return self._target.waiting.silence
+
     async def open(self) -> None:
         """Connect. Raises ConfigError when the server can lose what it confirms, unless ``durable`` is false."""
         async with self._changing():

@@ -5,7 +5,7 @@ import ssl
 import pytest
 from aiormq.exceptions import ChannelNotFoundEntity, ConnectionClosed
 
-from pillarbox.amqp import reason_of
+from pillarbox.tls import reason_of
 
 
 @pytest.mark.parametrize(
