@@ -6,15 +6,19 @@ The work is a document here. Whatever it writes into MongoDB with ``tx`` happens
 import argparse
 import asyncio
 import json
+import logging
 from typing import Any, Final
+from uuid import uuid4
 
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 
-from examples.video_checkout.checkout import TOPIC
+from examples.video_checkout.checkout import TOPIC, Checkout
 from pillarbox import Consumer, Event, Handlers, Inbox
 
 GROUP: Final = "video-runner"
+
+log = logging.getLogger(__name__)
 
 
 class Runner:
@@ -32,6 +36,7 @@ class Runner:
         place = {"_id": f"{video['bucket']}/{video['object']}"}
         made = {"$set": {"media_type": video["media_type"]}, "$inc": {"times": 1}}
         self.previews.update_one(place, made, upsert=True, session=tx)
+        log.info("preview of %s", place["_id"])
 
     def consumer(self, kafka: str) -> Consumer:
         source = f"{kafka}?topic={TOPIC}&group={GROUP}&session.timeout.ms=6000"
@@ -42,5 +47,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Make previews of uploaded videos, each once.")
     parser.add_argument("store", help="for example mongodb://localhost/video?replicaSet=rs0")
     parser.add_argument("kafka", help="for example kafka://localhost:9092")
+    parser.add_argument("--upload", type=int, default=0, metavar="N", help="upload so many videos first")
     chosen = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for _ in range(chosen.upload):
+        Checkout(chosen.store).upload("videos", f"{uuid4()}.mp4", "video/mp4")
     asyncio.run(Runner(chosen.store).consumer(chosen.kafka).run())
