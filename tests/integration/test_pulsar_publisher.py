@@ -320,7 +320,7 @@ async def test_a_topic_that_its_broker_refuses_hides_no_other(cluster: Cluster, 
     assert is_waiting(waiting)
     assert "is not served now" in str(waiting.error)
     for number in range(2):
-        batch = Batch.of([an_event(0, topic=bad), an_event(number, topic=good)])
+        batch = Batch.of([an_event(0, topic=bad), an_event(number, topic=good, key="other")])
         waiting, fine = await publisher.publish(batch)
         assert is_waiting(waiting)
         assert fine == PUBLISHED

@@ -1,8 +1,6 @@
 """A RabbitMQ that refuses certificates, passwords and rights."""
 
-import asyncio
 import re
-import ssl
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -108,18 +106,6 @@ class TestAccess:
         port = guarded.settings["listeners.ssl.default"]
         with pytest.raises(Outage, match="TLS was refused"):
             await publisher(f"amqps://127.0.0.2:{port}", queue="q", cafile=str(files.authority))
-
-    async def test_a_client_certificate_that_is_missing_is_an_outage(
-        self, files: Certificates, publisher: Open
-    ) -> None:
-        # With TLS 1.3 the server refuses it when the client takes the connection for open.
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.authority))
-        context.load_cert_chain(files.server, files.server_key)
-        context.verify_mode = ssl.CERT_REQUIRED
-        async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context) as server:
-            port = server.sockets[0].getsockname()[1]
-            with pytest.raises(Outage, match=r"TLS was refused \(.*CERTIFICATE_REQUIRED\); correct cafile, certfile"):
-                await publisher(f"amqps://127.0.0.1:{port}", queue="q", cafile=str(files.authority))
 
     async def test_tls_to_a_port_without_it_is_an_outage(self, guarded: RabbitMQ, publisher: Open) -> None:
         with pytest.raises(Outage, match="TLS was refused"):
