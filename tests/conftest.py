@@ -26,6 +26,8 @@ LONGEST = (
     "integration/test_pulsar_publisher.py",
     "integration/test_rabbitmq_source.py",
     "integration/test_rabbitmq_publisher.py",
+    "integration/test_nats_publisher.py",
+    "integration/test_redis_publisher.py",
     "integration/test_bench.py",
     "integration/test_relay_failures.py",
     "integration/test_relay_workers.py",
