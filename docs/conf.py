@@ -1,5 +1,7 @@
 """How the documentation is built."""
 
+import logging
+
 from pillarbox import __version__
 
 project = "Pillarbox"
@@ -14,3 +16,6 @@ autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 # Names of the standard library, for which no inventory is fetched while building.
 nitpick_ignore_regex = [("py:.*", r"(?!pillarbox).*")]
+
+# Alembic, which autodoc imports, tells of its plugins.
+logging.getLogger("alembic").setLevel(logging.WARNING)
