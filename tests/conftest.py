@@ -1,10 +1,15 @@
 """What every test can use."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["servers.fixtures"]
+
+# A suite that nohup has started ignores hangups, and so would all programs that it starts to end them by one.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The files that take longest, in this order. They come first: a worker that got one of them at the end would work on
 # alone after all others.
