@@ -39,7 +39,7 @@ def test_the_table_has_every_argument_of_a_stream_and_of_a_relay() -> None:
     assert of_streams == inspect.signature(Stream).parameters.keys() - {"name"} | {"headers"}
     of_relays = {name for name, each in SETTINGS.items() if each.scope == RELAY}
     in_code = {"store", "streams", "checks", "observers", "logger"}  # objects, which no flag can name
-    assert of_relays - {"stream"} == inspect.signature(Relay).parameters.keys() - in_code
+    assert of_relays - {"stream", "processes"} == inspect.signature(Relay).parameters.keys() - in_code
 
 
 def test_a_flag_counts_more_than_a_variable_and_that_more_than_the_file() -> None:
