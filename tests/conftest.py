@@ -19,6 +19,8 @@ LONGEST = (
     "proof/test_consumers.py",
     "integration/test_cli_bench.py",
     "integration/test_relay_crash.py",
+    "docs/test_projects.py",
+    "docs/test_django_page.py",
     "examples/test_wiki.py",
     "docs/test_code_blocks.py",
     "docs/test_demo.py",

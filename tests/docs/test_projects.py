@@ -19,7 +19,8 @@ from tests.docs.test_code_blocks import BLOCK, NEEDS, PROJECTS, ROOT, new_databa
 FILE = re.compile(r"# (\S+\.py)\n")
 # They show the shortest form: functions without types, or `async with` at the top level, which mypy does not read.
 UNTYPED = {
-    *("aggregates", "consumer", "mongodb", "own-headers", "projections", "psycopg", "reconcile", "tutorial-service"),
+    *("aggregates", "consumer", "mongodb", "nats", "own-headers", "projections", "psycopg", "reconcile", "redis"),
+    "tutorial-service",
     *("user-cards-postgresql", "writing-a-driver", "writing-a-publisher", "writing-a-store", "writing-events"),
 }
 TYPED = [page for page in NEEDS if page.stem not in UNTYPED]
@@ -65,6 +66,7 @@ def test_the_page_builds_a_project(page: Path, tmp_path: Path) -> None:
 
 
 class TestOnServers:
+    @pytest.mark.long
     @pytest.mark.parametrize("name", ["alembic", "fastapi-sqlalchemy"])
     def test_with_the_urls_of_postgresql(self, name: str, tmp_path: Path, postgres: Any) -> None:
         rest = new_database_on_postgres(postgres.url).removeprefix("postgresql")

@@ -111,7 +111,7 @@ class Processes:
             "process %d of 'pillarbox' %s; another one takes its place",
             pid,
             how,
-            extra={"action": "process_died", "process": place + 1},
+            extra={"action": "process_died", "pid": pid},
         )
 
 
