@@ -45,7 +45,14 @@ class Injector(Breaks):
         # A run that demands kills also has each fault of the broker once.
         self._owed: list[Callable[[], Broken]] = []
         if least_kills and broker is not None and kind == "all" and not only:
-            self._owed = [self.broker, self.broker_pause, self.broker_network]
+            self._owed = [self.broker_pause, self.broker_network]
+            if self._can_kill_the_broker:
+                self._owed.append(self.broker)
+
+    @property
+    def _can_kill_the_broker(self) -> bool:
+        """A lone node of Kafka that is killed forgets the ends of transactions: docs/proof.md."""
+        return len(self._nodes) > 1 or not self._crew.orders.exactly_once
 
     def _choose(self, kind: str, only: str) -> list[Callable[[], Broken]]:
         known: dict[str, tuple[int, Callable[[], Broken]]] = {
@@ -60,8 +67,7 @@ class Injector(Breaks):
             "lock": (1, self.lock),
             "migration": (1, self.migration),
         }
-        # A lone node of Kafka that is killed forgets the ends of transactions: docs/proof.md.
-        if len(self._nodes) > 1 or not self._crew.orders.exactly_once:
+        if self._can_kill_the_broker:
             known["broker"] = (1, self.shut_the_door if self._broker is None else self.broker)
         if self._database.port is not None:
             known |= {"network": (3, self.network), "swallow": (3, self.swallow), "client": (2, self.client)}
