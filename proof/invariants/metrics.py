@@ -25,7 +25,7 @@ def truthful_metrics(facts: Facts) -> Iterator[Violation]:
 
 
 def _pages(facts: Facts) -> Iterator[Violation]:
-    counts: dict[str, _Counts] = defaultdict(_Counts)
+    counts: dict[str, _Counts] = defaultdict(lambda: _Counts(exactly_once=facts.exactly_once))
     lines: Iterator[Trace | Scrape] = merge(facts.history.traces, facts.history.scrapes, key=lambda line: line.at)
     for line in lines:
         if isinstance(line, Trace):
@@ -47,7 +47,8 @@ class _Counts:
     Of refused results of a queue stream the store says how many there are, and not which: they are within bounds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, exactly_once: bool) -> None:
+        self._exactly_once = exactly_once
         self._sure: Counter[str] = Counter()
         self._doubtful: Counter[str] = Counter()
 
@@ -69,7 +70,8 @@ class _Counts:
                 of_queue = line.shard is None
                 counts = self._doubtful if of_queue else self._sure
                 counts[f"{_REFUSED} {stream}"] += sum(found.values()) - found["held"]
-                counts[f"{_DUPLICATES} {stream}"] += found["published"]
+                if not self._exactly_once:  # else the next owner settles them, and publishes none of them again
+                    counts[f"{_DUPLICATES} {stream}"] += found["published"]
                 if of_queue:
                     counts[f"{_DONE} {stream}"] += found["published"]
                     counts[f"{_DIED} {stream}"] += found["dead"]
