@@ -257,7 +257,7 @@ def http(bed: Bed, scale: Scale) -> Row:
 def hanging_endpoint(bed: Bed, scale: Scale) -> Row:
     """The other endpoints beside one that never answers, against the same without that one."""
     drains, others = Drains(bed, "http-hanging-endpoint", bed.hooks), 19
-    events = scale.events // 3 // others * others  # long enough that one wait for it is a small part
+    events = scale.events // others * others  # long enough that one wait for it is a small part
     with_it = events // others * (others + 1)
 
     def run(loaded: int, endpoints: int, hangs: bool) -> dict[str, Any]:
