@@ -122,10 +122,10 @@ class Shop:
         return records
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT
+def until(condition: Callable[[], bool], what: str, seconds: float = WAIT) -> None:
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"waited {WAIT:g} s for {what}"
+        assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
         time.sleep(0.05)
 
 
